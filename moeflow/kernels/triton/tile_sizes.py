@@ -37,9 +37,13 @@ def pair_tile(gpu: GPU, top_k: int, num_outputs: int, size: int, weight_bits: in
     return Tile(1, block_n, _columns(size, most_columns), 4, 1)
 
 
-def expert_tile(size: int, input_bits: int, num_matrices: int) -> Tile:
-    """Return the tile for the few rows of an expert. 16 rows are the fewest that tensor cores take."""
-    return Tile(16, 64 // num_matrices, _columns(size, 128 if input_bits == 16 else 64), 4, 3)
+def expert_tile(size: int, input_bits: int, num_matrices: int, *, is_float: bool) -> Tile:
+    """Return the tile for the few rows of an expert. 16 rows are the fewest that tensor cores take.
+
+    Integers take fewer bytes, so twice as many outputs. To unpack them takes registers, so twice as many threads.
+    """
+    block_k = _columns(size, 128 if input_bits == 16 else 64)
+    return Tile(16, 64 // num_matrices, block_k, 4, 3) if is_float else Tile(16, 64, block_k, 8, 3)
 
 
 def prompt_tile(
@@ -51,7 +55,8 @@ def prompt_tile(
     block_m = 128 if rows_an_expert > 64 else 64
     if gpu.capability >= 90:
         return Tile(block_m, 128, _columns(size, 64), 8 if block_m == 128 else 4, 3 if is_float else 2)
-    return Tile(block_m, 128 // num_matrices, _columns(size, 64), 8 if block_m == 128 else 4, 2)
+    block_n = 128 // num_matrices if is_float else 64
+    return Tile(block_m, block_n, _columns(size, 64), 8 if block_m == 128 else 4, 2)
 
 
 def _columns(size: int, most: int) -> int:
