@@ -96,7 +96,6 @@ def pair_kernel(
     block_n: tl.constexpr,
     block_k: tl.constexpr,
     is_even: tl.constexpr,
-    stages: tl.constexpr,
 ):
     """Compute `block_n` outputs of pair `program_id(0)` without tensor cores. Without ids there is one matrix."""
     pair = tl.program_id(0)
@@ -112,7 +111,7 @@ def pair_kernel(
     inner: tl.constexpr = group if group < block_k else block_k
     sums = tl.zeros((block_n, block_k // inner), tl.float32)
     more_sums = tl.zeros((block_n, block_k // inner), tl.float32)
-    for start in tl.range(0, stop, block_k, num_stages=stages):
+    for start in range(0, stop, block_k):
         if is_even:
             x = tl.load(x_ptr + start + columns).to(tl.float32)
         else:

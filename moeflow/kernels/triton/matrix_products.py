@@ -85,12 +85,11 @@ class Matrices(msgspec.Struct, frozen=True):
             rows_share=rows_share,
             has_ids=pairs is not None,
             has_slots=pairs is not None and pairs.slots is not None,
-            stages=tile.num_stages,
         )
 
     def by_experts(self, x: Tensor, out: Tensor, pairs: Pairs, rows_share: int) -> None:
         """Compute the rows of each expert together; each program looks for them."""
-        tile = expert_tile(self.size, 8 * x.element_size(), self.num_matrices, is_float=self._is_float)
+        tile = expert_tile(gpu_of(x), self.size, 8 * x.element_size(), self.num_matrices, is_float=self._is_float)
         self._start(
             expert_kernel,
             (triton.cdiv(self.num_outputs, tile.block_n), pairs.num_experts),
@@ -131,7 +130,7 @@ class Matrices(msgspec.Struct, frozen=True):
 
     def by_rows(self, x: Tensor, out: Tensor) -> None:
         """Multiply all rows by the only matrix."""
-        few = expert_tile(self.size, 8 * x.element_size(), self.num_matrices, is_float=self._is_float)
+        few = expert_tile(gpu_of(x), self.size, 8 * x.element_size(), self.num_matrices, is_float=self._is_float)
         tile = few if len(out) <= few.block_m else self._prompt_tile(x, len(out))
         self._start_tiles(
             tile,
@@ -208,7 +207,7 @@ class Matrices(msgspec.Struct, frozen=True):
 
     @property
     def _group(self) -> int:
-        """Columns that share a scale, and of floats those that a thread loads at a time."""
+        """Columns that share a scale. Floats have no scales: the columns that a thread loads at a time."""
         return self.weights.group if isinstance(self.weights, PlanarWeights) else 16 // self.weights.element_size()
 
     def _planes(self) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ Rows follow each other, so a program that computes some outputs reads whole line
     format     group  value                     scales
     int8       32     integer * scale           float16
     int4       32     (code - 8) * scale        float16
-    int4-zero  128+   (code - zero) * scale     a word: 16 bits of the scale, 15 of the zero point, 1 if it is bfloat16
+    int4-zero  any    (code - zero) * scale     a word: 16 bits of the scale, 15 of the zero point, 1 if it is bfloat16
     mxfp4      32     e2m1(code) * scale        an exponent of 8 bits, for half the scale and twice the e2m1 number
     fp8        128    e4m3(byte) * scale        float32
     q4_k       32     code * scale - minimum    5 words for 256 columns: d, dmin in float16, scales and minima of bytes

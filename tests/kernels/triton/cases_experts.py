@@ -20,5 +20,6 @@ CASES = [
         for num_tokens in (1, 16, 4096)
         for case in products(layer(MIXTRAL, num_tokens, weight_format, 90))
     ),
-    *(case for weight_format in ("float16", "int4") for case in layer(A3B, 1, weight_format, 75)),
+    *layer(A3B, 1, "int4", 75),
+    *(case for num_tokens in (1, 16, 4096) for case in layer(A3B, num_tokens, "float16", 75)),
 ]
