@@ -37,21 +37,29 @@ def group_sums(
     start,
     num_rows,
     size: tl.constexpr,
+    value_row: tl.constexpr,
+    scale_row: tl.constexpr,
     weight_format: tl.constexpr,
+    group: tl.constexpr,
     block_n: tl.constexpr,
     block_k: tl.constexpr,
-    group: tl.constexpr,
     is_even: tl.constexpr,
 ):
     """Return products of x [block_k] and rows of weights, summed by `group` columns: [block_n, block_k / group].
 
-    A group is at most the columns that one thread loads at a time, so its sum takes no exchange between threads.
+    Most groups are the columns that one thread loads at a time, so their sums take no exchange between threads.
     """
-    values = load_values(values_ptr, rows, start, num_rows, size, weight_format, block_n, block_k, is_even)
-    products = tl.reshape(values.to(tl.float32) * x[None, :], (block_n, block_k // group, group))
+    values = load_values(values_ptr, rows, start, num_rows, size, value_row, weight_format, block_n, block_k, is_even)
+    inner: tl.constexpr = group if group < block_k else block_k
+    products = tl.reshape(values.to(tl.float32) * x[None, :], (block_n, block_k // inner, inner))
     sums = tl.sum(products, axis=2)
     if weight_format != "float":
-        sums *= load_scales(scales_ptr, rows, start, num_rows, size, block_k, is_even)
+        scales, offsets = load_scales(
+            scales_ptr, rows, start, num_rows, size, scale_row, weight_format, group, inner, block_k, is_even
+        )
+        sums *= scales
+        if weight_format == "q4_k" or weight_format == "int4-zero":
+            sums += offsets * tl.sum(tl.reshape(x, (block_k // inner, inner)), axis=1)[None, :]
     return sums
 
 
@@ -74,19 +82,20 @@ def pair_kernel(
     last,
     num_outputs: tl.constexpr,
     size: tl.constexpr,
+    value_row: tl.constexpr,
+    scale_row: tl.constexpr,
     rows_share: tl.constexpr,
     function: tl.constexpr,
     is_gated: tl.constexpr,
     weight_format: tl.constexpr,
+    group: tl.constexpr,
     has_ids: tl.constexpr,
     has_slots: tl.constexpr,
     has_bias: tl.constexpr,
     has_residual: tl.constexpr,
     block_n: tl.constexpr,
     block_k: tl.constexpr,
-    group: tl.constexpr,
     is_even: tl.constexpr,
-    stages: tl.constexpr,
 ):
     """Compute `block_n` outputs of pair `program_id(0)` without tensor cores. Without ids there is one matrix."""
     pair = tl.program_id(0)
@@ -99,9 +108,10 @@ def pair_kernel(
     rows = tl.program_id(1) * block_n + tl.arange(0, block_n)
     x_ptr += (pair // rows_share).to(tl.int64) * size
     columns = tl.arange(0, block_k)
-    sums = tl.zeros((block_n, block_k // group), tl.float32)
-    more_sums = tl.zeros((block_n, block_k // group), tl.float32)
-    for start in tl.range(0, stop, block_k, num_stages=stages):
+    inner: tl.constexpr = group if group < block_k else block_k
+    sums = tl.zeros((block_n, block_k // inner), tl.float32)
+    more_sums = tl.zeros((block_n, block_k // inner), tl.float32)
+    for start in range(0, stop, block_k):
         if is_even:
             x = tl.load(x_ptr + start + columns).to(tl.float32)
         else:
@@ -114,25 +124,29 @@ def pair_kernel(
             start,
             num_outputs,
             size,
+            value_row,
+            scale_row,
             weight_format,
+            group,
             block_n,
             block_k,
-            group,
             is_even,
         )
         if is_gated:
             more_sums += group_sums(
                 x,
-                values_ptr + num_outputs * (size // 8 if weight_format == "int4" else size),
-                scales_ptr + num_outputs * (size // 32),
+                values_ptr + num_outputs * value_row,
+                scales_ptr + num_outputs * scale_row,
                 rows,
                 start,
                 num_outputs,
                 size,
+                value_row,
+                scale_row,
                 weight_format,
+                group,
                 block_n,
                 block_k,
-                group,
                 is_even,
             )
     gate, up = tl.sum(sums, axis=1), tl.sum(more_sums, axis=1)
@@ -169,10 +183,13 @@ def compute_tile(
     stop,
     num_outputs: tl.constexpr,
     size: tl.constexpr,
+    value_row: tl.constexpr,
+    scale_row: tl.constexpr,
     rows_share: tl.constexpr,
     function: tl.constexpr,
     is_gated: tl.constexpr,
     weight_format: tl.constexpr,
+    group: tl.constexpr,
     has_bias: tl.constexpr,
     has_residual: tl.constexpr,
     block_m: tl.constexpr,
@@ -195,18 +212,33 @@ def compute_tile(
             is_inside = is_pair[:, None] & ((start + columns) < size)[None, :]
             x = tl.load(x_rows + (start + columns)[None, :], mask=is_inside, other=0.0)
         weights = load_weights(
-            values_ptr, scales_ptr, rows, start, num_outputs, size, weight_format, block_n, block_k, is_even
+            values_ptr,
+            scales_ptr,
+            rows,
+            start,
+            num_outputs,
+            size,
+            value_row,
+            scale_row,
+            weight_format,
+            group,
+            block_n,
+            block_k,
+            is_even,
         )
         gate = tl.dot(x, tl.trans(weights.to(x.dtype)), gate, input_precision="ieee")
         if is_gated:
             weights = load_weights(
-                values_ptr + num_outputs * (size // 8 if weight_format == "int4" else size),
-                scales_ptr + num_outputs * (size // 32),
+                values_ptr + num_outputs * value_row,
+                scales_ptr + num_outputs * scale_row,
                 rows,
                 start,
                 num_outputs,
                 size,
+                value_row,
+                scale_row,
                 weight_format,
+                group,
                 block_n,
                 block_k,
                 is_even,
@@ -246,10 +278,13 @@ def expert_kernel(
     last,
     num_outputs: tl.constexpr,
     size: tl.constexpr,
+    value_row: tl.constexpr,
+    scale_row: tl.constexpr,
     rows_share: tl.constexpr,
     function: tl.constexpr,
     is_gated: tl.constexpr,
     weight_format: tl.constexpr,
+    group: tl.constexpr,
     has_slots: tl.constexpr,
     has_bias: tl.constexpr,
     has_residual: tl.constexpr,
@@ -295,10 +330,13 @@ def expert_kernel(
             stop,
             num_outputs,
             size,
+            value_row,
+            scale_row,
             rows_share,
             function,
             is_gated,
             weight_format,
+            group,
             has_bias,
             has_residual,
             block_m,
@@ -364,10 +402,13 @@ def tile_kernel(
     num_experts,
     num_outputs: tl.constexpr,
     size: tl.constexpr,
+    value_row: tl.constexpr,
+    scale_row: tl.constexpr,
     rows_share: tl.constexpr,
     function: tl.constexpr,
     is_gated: tl.constexpr,
     weight_format: tl.constexpr,
+    group: tl.constexpr,
     is_sorted: tl.constexpr,
     has_slots: tl.constexpr,
     has_bias: tl.constexpr,
@@ -420,10 +461,13 @@ def tile_kernel(
         stop,
         num_outputs,
         size,
+        value_row,
+        scale_row,
         rows_share,
         function,
         is_gated,
         weight_format,
+        group,
         has_bias,
         has_residual,
         block_m,

@@ -8,6 +8,7 @@ import msgspec
 import triton
 
 from moeflow.kernels.activation import Activation, kernel_arguments
+from moeflow.kernels.on_demand import torch
 from moeflow.kernels.triton.expert_kernels import expert_kernel, pair_kernel, tile_kernel
 from moeflow.kernels.triton.launching import Grid, gpu_of, launch
 from moeflow.kernels.triton.planar_weights import PlanarWeights
@@ -64,7 +65,7 @@ class Matrices(msgspec.Struct, frozen=True):
     def weight_bits(self) -> int:
         """Bits of a value, without scales."""
         if isinstance(self.weights, PlanarWeights):
-            return 8 if self.weights.format == "int8" else 4
+            return 8 * self.weights.values.element_size() if self.weights.values.dtype != torch.int32 else 4
         return 8 * self.weights.element_size()
 
     def by_pairs(self, x: Tensor, out: Tensor, pairs: Pairs | None, rows_share: int) -> None:
@@ -84,13 +85,11 @@ class Matrices(msgspec.Struct, frozen=True):
             rows_share=rows_share,
             has_ids=pairs is not None,
             has_slots=pairs is not None and pairs.slots is not None,
-            group=128 // self.weight_bits if self.weight_bits > 8 else 32,
-            stages=tile.num_stages,
         )
 
     def by_experts(self, x: Tensor, out: Tensor, pairs: Pairs, rows_share: int) -> None:
         """Compute the rows of each expert together; each program looks for them."""
-        tile = expert_tile(self.size, 8 * x.element_size(), self.num_matrices)
+        tile = expert_tile(gpu_of(x), self.size, 8 * x.element_size(), self.num_matrices, is_float=self._is_float)
         self._start(
             expert_kernel,
             (triton.cdiv(self.num_outputs, tile.block_n), pairs.num_experts),
@@ -131,7 +130,7 @@ class Matrices(msgspec.Struct, frozen=True):
 
     def by_rows(self, x: Tensor, out: Tensor) -> None:
         """Multiply all rows by the only matrix."""
-        few = expert_tile(self.size, 8 * x.element_size(), self.num_matrices)
+        few = expert_tile(gpu_of(x), self.size, 8 * x.element_size(), self.num_matrices, is_float=self._is_float)
         tile = few if len(out) <= few.block_m else self._prompt_tile(x, len(out))
         self._start_tiles(
             tile,
@@ -150,9 +149,8 @@ class Matrices(msgspec.Struct, frozen=True):
         )
 
     def _prompt_tile(self, x: Tensor, rows_an_expert: int) -> Tile:
-        is_float = not isinstance(self.weights, PlanarWeights)
         return prompt_tile(
-            gpu_of(x), rows_an_expert, self.size, 8 * x.element_size(), self.num_matrices, is_float=is_float
+            gpu_of(x), rows_an_expert, self.size, 8 * x.element_size(), self.num_matrices, is_float=self._is_float
         )
 
     def _start_tiles(self, tile: Tile, num_tiles: int, *arguments: Any, **constants: Any) -> None:
@@ -190,7 +188,10 @@ class Matrices(msgspec.Struct, frozen=True):
             size=self.size,
             function=-1 if self.function is None else activation["function"],
             is_gated=self.is_gated,
+            value_row=values.shape[2],
+            scale_row=scales.shape[2],
             weight_format=self.weights.format if isinstance(self.weights, PlanarWeights) else "float",
+            group=self._group,
             has_bias=self.bias is not None,
             has_residual=self.residual is not None,
             block_n=tile.block_n,
@@ -199,6 +200,15 @@ class Matrices(msgspec.Struct, frozen=True):
             num_warps=tile.num_warps,
             **constants,
         )
+
+    @property
+    def _is_float(self) -> bool:
+        return not isinstance(self.weights, PlanarWeights)
+
+    @property
+    def _group(self) -> int:
+        """Columns that share a scale. Floats have no scales: the columns that a thread loads at a time."""
+        return self.weights.group if isinstance(self.weights, PlanarWeights) else 16 // self.weights.element_size()
 
     def _planes(self) -> tuple[Tensor, Tensor]:
         """Return values and scales, each of contiguous matrices; floats stand for the scales that they lack."""

@@ -7,6 +7,7 @@ latency of 0.7 us, each of 132 SMs needs 20 KB on the way.
 - *pair*: a step of a program reads 16 KB. 16 units are 384 programs there, 3 for an SM, so 48 KB are on the way.
 - *expert*: a step reads 16 to 20 KB in each of 3 stages. An SM holds 1 program (sm_89, 99 KB) to 3 (sm_90).
 - *tiles*: 64 to 128 rows reuse each weight, so products are the limit, not memory.
+- Without tensor cores each thread keeps operands of products in registers, so tiles are small.
 """
 
 from __future__ import annotations
@@ -37,21 +38,33 @@ def pair_tile(gpu: GPU, top_k: int, num_outputs: int, size: int, weight_bits: in
     return Tile(1, block_n, _columns(size, most_columns), 4, 1)
 
 
-def expert_tile(size: int, input_bits: int, num_matrices: int) -> Tile:
-    """Return the tile for the few rows of an expert. 16 rows are the fewest that tensor cores take."""
-    return Tile(16, 64 // num_matrices, _columns(size, 128 if input_bits == 16 else 64), 4, 3)
+def expert_tile(gpu: GPU, size: int, input_bits: int, num_matrices: int, *, is_float: bool) -> Tile:
+    """Return the tile for the few rows of an expert. 16 rows are the fewest that tensor cores take.
+
+    Integers take fewer bytes, so twice as many outputs. To unpack them takes registers, so twice as many threads.
+    """
+    if not _has_tensor_cores(gpu, input_bits):
+        return Tile(16, 32, _columns(size, 32), 4, 3)
+    block_k = _columns(size, 128)
+    return Tile(16, 64 // num_matrices, block_k, 4, 3) if is_float else Tile(16, 64, block_k, 8, 3)
 
 
 def prompt_tile(
     gpu: GPU, rows_an_expert: int, size: int, input_bits: int, num_matrices: int, *, is_float: bool
 ) -> Tile:
     """Return the tile for many rows, so that the stages fit into 99 KB before sm_90, and into 227 KB on it."""
-    if input_bits == 32:  # without tensor cores
-        return Tile(64, 64 // num_matrices, _columns(size, 32), 4, 2)
+    if not _has_tensor_cores(gpu, input_bits):
+        return Tile(32, 64 // num_matrices, _columns(size, 32), 4, 2)
     block_m = 128 if rows_an_expert > 64 else 64
     if gpu.capability >= 90:
         return Tile(block_m, 128, _columns(size, 64), 8 if block_m == 128 else 4, 3 if is_float else 2)
-    return Tile(block_m, 128 // num_matrices, _columns(size, 64), 8 if block_m == 128 else 4, 2)
+    block_n = 128 // num_matrices if is_float else 64
+    return Tile(block_m, block_n, _columns(size, 64), 8 if block_m == 128 else 4, 2)
+
+
+def _has_tensor_cores(gpu: GPU, input_bits: int) -> bool:
+    """Return whether Triton uses tensor cores: not for float32 in full precision, and not before sm_80."""
+    return input_bits == 16 and gpu.capability >= 80
 
 
 def _columns(size: int, most: int) -> int:

@@ -16,6 +16,7 @@ TYPES = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.int8: "i8",
+    torch.uint8: "u8",
     torch.int32: "i32",
     torch.int64: "i64",
 }
@@ -47,7 +48,7 @@ def _case(name: str, kernel: Any, arguments: tuple[Any, ...], constants: dict[st
         {key: value for key, value in constants.items() if key not in OPTIONS},
         aligned=tuple(argument for argument, value in named.items() if _is_aligned(value)),
         options={key: value for key, value in constants.items() if key in OPTIONS},
-        has_dot=kernel.__name__ in PRODUCTS_WITH_DOT,
+        has_dot=kernel.__name__ in PRODUCTS_WITH_DOT and arguments[0].dtype != torch.float32,
         has_wide_loads=kernel.__name__ != "sort_kernel",
         capabilities=(capability,),
     )

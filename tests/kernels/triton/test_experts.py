@@ -13,7 +13,7 @@ from moeflow.kernels import experts as public
 from moeflow.kernels.activation import NONLINEARITIES, Activation, ClampedSwiglu, activate
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.triton import experts, launching, matrix_products
-from moeflow.kernels.triton.planar_weights import PlanarFormat, pack
+from moeflow.kernels.triton.planar_weights import MadeFormat, pack
 from moeflow.models.layers.expert_weights import ExpertSlabs, slab_bytes
 from tests.kernels.triton.tolerance import tolerance
 
@@ -200,7 +200,7 @@ def test_a_row_does_not_depend_on_others(
 @pytest.mark.parametrize("weight_format", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", FORMS)
-def test_planar_integers(form: str, dtype: torch.dtype, weight_format: PlanarFormat) -> None:
+def test_planar_integers(form: str, dtype: torch.dtype, weight_format: MadeFormat) -> None:
     layer = given(FORMS[form], dtype, width=64)
     gate_up, down = (pack(part, weight_format) for part in (layer.gate_up, layer.down))
     exact = layer._replace(gate_up=torch.stack(list(gate_up)), down=torch.stack(list(down)))

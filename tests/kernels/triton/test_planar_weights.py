@@ -5,7 +5,12 @@ import torch
 
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_weight import PackedWeight
-from moeflow.kernels.triton.planar_weights import PlanarFormat, pack
+from moeflow.kernels.triton.planar_blocks import from_blocks
+from moeflow.kernels.triton.planar_weights import MadeFormat, pack
+from moeflow.kernels.weight_format import BlockKind
+from tests.kernels.blocks import random_blocks, values_of
+
+KINDS: tuple[BlockKind, ...] = ("Q8_0", "Q4_0", "MXFP4", "F8_E4M3", "INT4_G128", "INT4_G64", "INT4_G32", "Q4_K", "Q6_K")
 
 
 def matrices() -> torch.Tensor:
@@ -21,7 +26,7 @@ def matrices() -> torch.Tensor:
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 @pytest.mark.parametrize("weight_format", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_values_equal_the_cpu_format(dtype: torch.dtype, weight_format: PlanarFormat) -> None:
+def test_values_equal_the_cpu_format(dtype: torch.dtype, weight_format: MadeFormat) -> None:
     weights = matrices().to(dtype)
     planar = pack(weights, weight_format)
     assert planar.shape == weights.shape
@@ -31,6 +36,21 @@ def test_values_equal_the_cpu_format(dtype: torch.dtype, weight_format: PlanarFo
 
 
 @pytest.mark.parametrize(("weight_format", "num_bytes"), [("int8", 34), ("int4", 18)])
-def test_a_group_takes_the_bytes_of_its_values_and_a_half(weight_format: PlanarFormat, num_bytes: int) -> None:
+def test_a_group_takes_the_bytes_of_its_values_and_a_half(weight_format: MadeFormat, num_bytes: int) -> None:
     planar = pack(torch.randn(1, 3, 64), weight_format)
     assert planar.values.nbytes + planar.scales.nbytes == 6 * num_bytes
+
+
+@pytest.mark.parametrize("is_extreme", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_of_blocks_do_not_change(kind: BlockKind, is_extreme: bool) -> None:
+    blocks = torch.stack([random_blocks(kind, 5, 512, seed, is_extreme=is_extreme) for seed in range(2)])
+    planar = from_blocks(blocks, kind)
+    assert planar is not None
+    assert planar.shape == (2, 5, 512)
+    for number, matrix in enumerate(blocks):
+        torch.testing.assert_close(planar[number], values_of(kind, matrix), rtol=0, atol=0, equal_nan=True)
+
+
+def test_other_blocks_are_none() -> None:
+    assert from_blocks(random_blocks("Q5_K", 1, 256).unsqueeze(0), "Q5_K") is None

@@ -10,7 +10,11 @@ import torch
 
 from moeflow.kernels.linear import linear
 from moeflow.kernels.triton import launching, quantized_linear
-from moeflow.kernels.triton.planar_weights import PlanarFormat, pack
+from moeflow.kernels.triton.planar_blocks import from_blocks
+from moeflow.kernels.triton.planar_weights import MadeFormat, pack
+from moeflow.kernels.weight_format import BlockKind
+from tests.kernels.blocks import random_blocks
+from tests.kernels.triton.test_planar_weights import KINDS
 from tests.kernels.triton.tolerance import tolerance
 
 SIZE, OUTPUTS = 96, 70
@@ -25,7 +29,7 @@ def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("num_tokens", [1, 3, 12, 70])
 @pytest.mark.parametrize("weight_format", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_is_the_product(dtype: torch.dtype, weight_format: PlanarFormat, num_tokens: int) -> None:
+def test_it_is_the_product(dtype: torch.dtype, weight_format: MadeFormat, num_tokens: int) -> None:
     weight = pack(torch.randn(1, OUTPUTS, SIZE) / SIZE**0.5, weight_format)
     x, bias, residual = (
         torch.randn(shape).to(dtype) for shape in ((num_tokens, SIZE), (OUTPUTS,), (num_tokens, OUTPUTS))
@@ -37,6 +41,19 @@ def test_it_is_the_product(dtype: torch.dtype, weight_format: PlanarFormat, num_
     ):
         assert got.dtype == dtype
         torch.testing.assert_close(got.double(), expected, **tolerance(dtype))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 12])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_of_files(dtype: torch.dtype, kind: BlockKind, num_tokens: int) -> None:
+    weight = from_blocks(random_blocks(kind, OUTPUTS, 512, largest_scale=1 / 64).unsqueeze(0), kind)
+    assert weight is not None
+    x = (torch.randn(num_tokens, 512) / 512**0.5).to(dtype)
+    expected = x.double() @ weight[0].double().T
+    size = expected.abs().max()
+    got = quantized_linear.quantized_linear(x, weight).double()
+    torch.testing.assert_close(got / size, expected / size, **tolerance(dtype))
 
 
 @pytest.mark.parametrize(("num_tokens", "rows"), [(3, 1), (12, 6)])

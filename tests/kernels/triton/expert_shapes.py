@@ -1,0 +1,75 @@
+"""Kernels of the expert layer and of quantized matrices, as wrappers start them for known models."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from moeflow.kernels.triton import experts
+from moeflow.kernels.triton.planar_weights import PlanarWeights
+from moeflow.kernels.triton.quantized_linear import quantized_linear
+from tests.kernels.triton.recorded_cases import recorded
+
+
+class Shape(NamedTuple):
+    num_experts: int
+    top_k: int
+    hidden: int
+    width: int
+
+
+A3B, MIXTRAL = Shape(128, 8, 2048, 768), Shape(8, 2, 4096, 14336)
+
+
+def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def weights(weight_format: str, *shape: int) -> torch.Tensor | PlanarWeights:
+    *rows, size = shape
+    scales = empty(*rows, size // 32, dtype=torch.float16)
+    words = empty(*rows, size // 8, dtype=torch.int32)
+    heads = empty(*rows, size // 256 * 5, dtype=torch.int32)
+    match weight_format:
+        case "int8":
+            return PlanarWeights("int8", empty(*shape, dtype=torch.int8), scales)
+        case "int4":
+            return PlanarWeights("int4", words, scales)
+        case "mxfp4":
+            return PlanarWeights("mxfp4", words, empty(*rows, size // 32, dtype=torch.uint8))
+        case "int4-zero":
+            return PlanarWeights("int4-zero", words, empty(*rows, size // 128, dtype=torch.int32), 128)
+        case "fp8":
+            values = empty(*shape, dtype=torch.uint8)
+            return PlanarWeights("fp8", values, empty(*rows, size // 128, dtype=torch.float32), 128)
+        case "q4_k":
+            return PlanarWeights("q4_k", words, heads)
+        case "q6_k":
+            return PlanarWeights("q6_k", empty(*rows, size // 16 * 3, dtype=torch.int32), heads, 16)
+        case _:
+            return empty(*shape, dtype=getattr(torch, weight_format))
+
+
+def layer(shape: Shape, num_tokens: int, weight_format: str, capability: int) -> list:
+    num_experts, top_k, hidden, width = shape
+    dtype = torch.float32 if weight_format == "float32" else torch.bfloat16 if capability >= 80 else torch.float16
+    gate_up = weights(weight_format, num_experts, 2 * width, hidden)
+    down = weights(weight_format, num_experts, hidden, width)
+    x, ids = empty(num_tokens, hidden, dtype=dtype), empty(num_tokens, top_k, dtype=torch.int64)
+    chosen = empty(num_tokens, top_k, dtype=torch.float32)
+    name = f"{weight_format}, {num_tokens} tokens of width {width}"
+    return recorded(name, lambda: experts.fused_experts(x, gate_up, down, ids, chosen, residual=x), capability)
+
+
+def matrix(shape: Shape, num_tokens: int, weight_format: str, capability: int) -> list:
+    dtype = torch.bfloat16 if capability >= 80 else torch.float16
+    weight = weights(weight_format, 1, shape.hidden, 2 * shape.hidden)
+    x, residual = (empty(num_tokens, size, dtype=dtype) for size in (2 * shape.hidden, shape.hidden))
+    name = f"{weight_format} matrix, {num_tokens} tokens"
+    return recorded(name, lambda: quantized_linear(x, weight, residual=residual), capability)
+
+
+def products(cases: list) -> list:
+    """Return the cases that depend on the format of weights."""
+    return [case for case in cases if "sum_kernel" not in case.name and "sort_kernel" not in case.name]
