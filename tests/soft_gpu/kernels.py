@@ -14,6 +14,7 @@ import torch
 
 from moeflow.engine import decode_graphs
 from moeflow.kernels import activation, norm, rotary
+from moeflow.kernels import experts as experts_reference
 from moeflow.kernels.attention import attention as attention_reference
 from moeflow.kernels.attention import attention_input as attention_input_reference
 from moeflow.kernels.attention import latent_attention
@@ -21,6 +22,7 @@ from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.device_table import DeviceTable
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.attention.scores import Scores
+from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.norm import NormWeights
 from moeflow.kernels.recurrent import gates as gates_reference
 from moeflow.kernels.recurrent import recurrence as recurrence_reference
@@ -29,8 +31,9 @@ from moeflow.kernels.recurrent.state_sequences import LayerStates, StateSequence
 from moeflow.kernels.triton import activation as triton_activation
 from moeflow.kernels.triton import attention as triton_attention
 from moeflow.kernels.triton import attention_input as triton_attention_input
+from moeflow.kernels.triton import experts as triton_experts
 from moeflow.kernels.triton import gates as triton_gates
-from moeflow.kernels.triton import kv_cache, latent_input, launching, rotary_table
+from moeflow.kernels.triton import kv_cache, latent_input, launching, matrix_products, rotary_table
 from moeflow.kernels.triton import norm as triton_norm
 from moeflow.kernels.triton import recurrence as triton_recurrence
 from moeflow.kernels.triton import routing as triton_routing
@@ -67,7 +70,7 @@ def soft_kernels() -> Iterator[None]:
         for module, name, reference in _REFERENCES:
             stand_in = _stand_in(getattr(module, name), reference)
             patches.enter_context(mock.patch.object(module, name, stand_in))
-        for module in {module for module, *_ in _REFERENCES}:
+        for module in {matrix_products, *(module for module, *_ in _REFERENCES)}:
             patches.enter_context(mock.patch.object(module, "launch", _count))
         yield
 
@@ -98,6 +101,8 @@ def _plain(x: Any) -> Any:
             head_dim=x.head_dim,
             latent_dim=x.latent_dim,
         )
+    if isinstance(x, ExpertBiases):
+        return ExpertBiases(*map(raw, x))
     if dataclasses.is_dataclass(x) and not isinstance(x, type):
         return dataclasses.replace(
             x, **{it.name: _plain(getattr(x, it.name)) for it in dataclasses.fields(x) if it.init}
@@ -220,6 +225,8 @@ _REFERENCES: tuple[tuple[ModuleType, str, Function], ...] = (
     (rotary_table, "rotary_table", rotary.rotary_table),
     (triton_recurrence, "recurrence", _of_states(recurrence_reference.recurrence)),
     (triton_short_conv, "short_conv", _of_states(short_conv_reference.short_conv)),
+    (triton_experts, "fused_experts", experts_reference.fused_experts),
+    (triton_experts, "expert_pairs", experts_reference.expert_pairs),
     (triton_gates, "gated_norm", gates_reference.gated_norm),
     (triton_gates, "sigmoid_gate", gates_reference.sigmoid_gate),
 )

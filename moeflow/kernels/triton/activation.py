@@ -63,12 +63,14 @@ def apply_and_mul_kernel(gate_up_ptr, out_ptr, size, stride, alpha, limit, funct
 def apply_and_mul(gate_up: Tensor, function: str, *, alpha: float = 0.0, limit: float = 0.0) -> Tensor:
     """Return `function(gate) * up` in one launch; `alpha` and `limit` belong to "clamped_swiglu".
 
-    Shapes: gate_up [T, 2I] -> [T, I].
+    Shapes: gate_up [..., 2I] -> [..., I].
     """
+    size = gate_up.shape[-1] // 2
+    out = torch.empty((*gate_up.shape[:-1], size), dtype=gate_up.dtype, device=gate_up.device)
+    gate_up = gate_up.reshape(-1, 2 * size)
     if gate_up.stride(1) != 1:
         gate_up = gate_up.contiguous()
-    num_tokens, size = len(gate_up), gate_up.shape[1] // 2
-    out = torch.empty(num_tokens, size, dtype=gate_up.dtype, device=gate_up.device)
+    num_tokens = len(gate_up)
     launch(
         apply_and_mul_kernel,
         (num_tokens, triton.cdiv(size, _BLOCK)),

@@ -32,7 +32,8 @@ def test_a_plan_is_printed_with_bottleneck_and_what_would_help(places):
     assert done.exit_code == 0, done.output
     for text in ("sequences at once (N)", "decode tokens/s", "peak memory", "Decoding is bound by", "What would help"):
         assert text in done.output
-    assert "device" not in done.output  # a host has none
+    assert "the machine has no GPU" in done.output
+    assert "on a device" not in done.output  # no share of anything
 
 
 def test_a_plan_for_a_device_shows_every_number_of_the_policy():
