@@ -2,7 +2,7 @@
 
 A mistake exists only in the memory of the process that runs the tests: an import hook hands it the changed module, and
 no file is written. So nothing ever has to be restored. But processes that a test starts run the true code.
-torch and its like are imported once, and each run of the tests is a fork of that.
+torch and its like are imported once, if the tests need them, and each run of the tests is a fork of that.
 """
 
 from __future__ import annotations
@@ -28,11 +28,15 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+import hypothesis
+import pytest
 from mutants import places
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY_BYTES = 8 << 30  # of a run: a mistake may ask for any amount
+IMPORTED = "heavy modules:"
 PASSED, NO_TESTS, TIMED_OUT = 0, 5, -1
+HEAVY = ("numpy", "scipy.optimize", "torch", "transformers")  # modules that take long to import
 ENDINGS = {signal.SIGINT, signal.SIGTERM}
 
 
@@ -85,15 +89,16 @@ def draw(target: Path, number: int, seed: int) -> list[Mutant]:
     return drawn
 
 
-def failure(mutant: Mutant | None, options: Sequence[str], limit_s: float) -> str:
-    """Run pytest in a fork of this process; return the first test that fails, empty if all pass."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
-        status = _exit_status(mutant, options, limit_s, output.fileno())
-        if status in (PASSED, NO_TESTS):
-            return ""
-        output.seek(0)
-        failed = re.search(r"^(FAILED|ERROR) (\S+)", output.read(), re.MULTILINE)
-    return failed[2] if failed else "no end" if status == TIMED_OUT else f"exit status {status}"
+def run_tests(mutant: Mutant | None, options: Sequence[str], limit_s: float) -> tuple[str, list[str]]:
+    """Run pytest in a fork of this process; return the first test that fails, empty if all pass, and heavy imports."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as file:
+        status = _exit_status(mutant, options, limit_s, file.fileno())
+        file.seek(0)
+        output = file.read()
+    if status in (PASSED, NO_TESTS):
+        return "", output.rpartition(IMPORTED)[2].split()
+    failed = re.search(r"^(FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    return failed[2] if failed else "no end" if status == TIMED_OUT else f"exit status {status}", []
 
 
 def _exit_status(mutant: Mutant | None, options: Sequence[str], limit_s: float, output: int) -> int:
@@ -128,9 +133,6 @@ def _be_the_tests(mutant: Mutant | None, options: Sequence[str], output: int) ->
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     if mutant is not None:
         sys.meta_path.insert(0, MutantImporter(mutant))
-    import hypothesis
-    import pytest
-
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)  # a failure is enough, however large
     hypothesis.settings.register_profile(
         "mutants",
@@ -145,6 +147,7 @@ def _be_the_tests(mutant: Mutant | None, options: Sequence[str], output: int) ->
     status = 1
     try:
         status = int(pytest.main([*always, *options]))
+        print(IMPORTED, *(name for name in HEAVY if name in sys.modules))
     finally:
         sys.stdout.flush()
         os._exit(status)
@@ -153,7 +156,7 @@ def _be_the_tests(mutant: Mutant | None, options: Sequence[str], output: int) ->
 def noticed_by(mutant: Mutant, paths: Sequence[str], kinds: Sequence[str], limit_s: float) -> str:
     """Return a test that fails or takes for ever, empty if none does; those named after the file run first."""
     nearest = [str(file) for path in paths for file in sorted((ROOT / path).rglob(f"test_{mutant.file.stem}*.py"))]
-    failures = (failure(mutant, ["-m", kind, *nearest, *paths], limit_s) for kind in kinds)
+    failures = (run_tests(mutant, ["-m", kind, *nearest, *paths], limit_s)[0] for kind in kinds)
     return next(filter(None, failures), "")
 
 
@@ -173,13 +176,14 @@ def main() -> None:
     mutants = draw(target, asked.number, asked.seed)
     os.nice(10)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the tests, too
-    for heavy in ("pytest", "hypothesis", "numpy", "scipy.optimize", "torch", "transformers"):
-        importlib.import_module(heavy)
     kinds = ["not slow", "slow"] if asked.slow else ["not slow"]
     begun = time.monotonic()
     for kind in kinds:
-        if failed := failure(None, ["-m", kind, *paths], 3600):
+        failed, imported = run_tests(None, ["-m", kind, *paths], 3600)
+        if failed:
             sys.exit(f"{failed} fails without any mistake: make scripts/test {' '.join(paths)} pass first")
+        for name in imported:
+            importlib.import_module(name)
     limit_s = 30 + 3 * (time.monotonic() - begun)
     survivors, tried = [], 0
     try:

@@ -35,19 +35,19 @@ def run(group: Path, model: Path, *words: str) -> subprocess.CompletedProcess[st
     return subprocess.run((*enter, *verb), capture_output=True, text=True, timeout=60, cwd=model.parent)
 
 
-@pytest.mark.parametrize("of_parent", [False, True], ids=["own", "parent's"])
 @pytest.mark.parametrize(
-    "words",
+    ("of_parent", "words"),
     [
-        ("generate", "model", "-p", "a"),
-        ("batch", "requests.jsonl", "model", "-o", "answers.jsonl"),
-        ("serve", "model", "--explain"),
-        ("serve", "model", "--explain", "--replicas", "2"),
-        ("generate", "model", "-p", "a", "--memory", "500MiB"),
+        (False, ("generate", "model", "-p", "a")),
+        (True, ("batch", "requests.jsonl", "model", "-o", "answers.jsonl")),
+        (True, ("serve", "model", "--explain")),
+        (False, ("serve", "model", "--explain", "--replicas", "2")),
+        (True, ("generate", "model", "-p", "a", "--memory", "500MiB")),
     ],
-    ids=lambda words: " ".join(words[:1] + words[3:]),
+    ids=lambda it: " ".join(it[:1] + it[3:]) if isinstance(it, tuple) else "parent's" if it else "own",
 )
 def test_what_does_not_fit_is_refused(model, words, of_parent):
+    """Both limits are found by one function, which all verbs call: tests/core has each case of it."""
     with limited_group(LIMIT_BYTES, of_parent=of_parent) as group:
         done = run(group, model, *words)
     assert done.returncode == 2, done.stderr

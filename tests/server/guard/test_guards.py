@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from fastapi.routing import APIRoute
 
 from moeflow.server.guard.hosts import host_name
-from tests.server.conftest import assets_path, connect
+from tests.server.conftest import all_routes, assets_path, connect
 
 pytestmark = pytest.mark.anyio
 
@@ -23,15 +20,6 @@ REFUSED = {  # of Ollama's API
 def api_routes(app) -> list[tuple[str, str]]:
     document = app.openapi()
     return [(method, path) for path, methods in document["paths"].items() for method in methods]
-
-
-def all_routes(app) -> Iterator[APIRoute]:
-    """Yield what answers requests, also what FastAPI keeps inside included routers."""
-    for route in app.routes:
-        if isinstance(route, APIRoute):
-            yield route
-        elif hasattr(route, "original_router"):
-            yield from route.original_router.routes
 
 
 async def test_every_endpoint_but_probes_asks_for_the_key(make_app):
@@ -54,7 +42,7 @@ async def test_every_endpoint_but_probes_asks_for_the_key(make_app):
 
 
 async def test_nothing_outside_the_document_answers_but_page_and_document(app):
-    routes = list(all_routes(app))
+    routes = list(all_routes(app.routes))
     assert len(routes) >= len(api_routes(app))
     hidden = [route for route in routes if not route.include_in_schema]
     assert {(method, route.path) for route in hidden for method in route.methods} == {
