@@ -19,6 +19,7 @@ from moeflow.kernels.arrays import dtype_name
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection
 from moeflow.kernels.cpu.packed_weight import PackedRows
 from moeflow.kernels.on_demand import torch
+from moeflow.kernels.triton.planar_rows import PlanarRows
 from moeflow.kernels.weight_format import BlockKind
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def check_finite(values: Any, name: str, checkpoint: Checkpoint, kind: BlockKind
 def check_small_weights(model: LanguageModel, checkpoint: Checkpoint) -> None:
     """Do the same for norms, biases and scales of a model whose memory was filled before."""
     for name, weight in model.named_weights():
-        if not isinstance(weight, PackedRows | PackedUpProjection) and weight.nbytes <= _SMALL_BYTES:
+        if not isinstance(weight, PackedRows | PackedUpProjection | PlanarRows) and weight.nbytes <= _SMALL_BYTES:
             check_finite(weight, name, checkpoint)
 
 

@@ -23,6 +23,7 @@ from moeflow.kernels.arrays import copy_into
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection
 from moeflow.kernels.cpu.packed_weight import PackedRows
 from moeflow.kernels.on_demand import torch
+from moeflow.kernels.triton.planar_rows import PlanarRows
 from moeflow.models.finite import check_finite, check_small_weights
 from moeflow.models.importance import NO_IMPORTANCE, Importance
 from moeflow.models.layers.decoder import CausalLM
@@ -241,7 +242,7 @@ def fill_in_threads(
 
 
 def _take_over(checkpoint: Checkpoint, piece: _LoadPiece, importance: Importance) -> int:
-    if isinstance(piece.destination, PackedUpProjection):
+    if isinstance(piece.destination, PackedUpProjection | PlanarRows):
         piece.destination.fill(_read(checkpoint, piece.name))
     elif not isinstance(piece.destination, PackedRows):
         copy_into(piece.destination, _read(checkpoint, piece.name))

@@ -30,6 +30,7 @@ from moeflow.kernels.cpu.latent_weights import PackedUpProjection
 from moeflow.kernels.cpu.packed_experts import PackedExperts, expert_bytes
 from moeflow.kernels.cpu.packed_weight import PackedRows
 from moeflow.kernels.lazy_memory import LazyMemory
+from moeflow.kernels.triton.planar_rows import PlanarRows
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.importance import NO_IMPORTANCE, Importance
 from moeflow.models.layers.allocation.packed import PackedAllocator
@@ -238,6 +239,7 @@ def _form(destination: Destination) -> str:
         return destination.weight.format
     if isinstance(destination, PackedUpProjection):
         return destination.keys.format
+    assert not isinstance(destination, PlanarRows), "a GPU's weights are not packed"
     return f"torch.{dtype_name(destination.dtype)}"  # as all files have it
 
 

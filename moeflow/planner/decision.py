@@ -17,6 +17,7 @@ from moeflow.core.parallel_config import ExpertParallelConfig, ParallelConfig
 from moeflow.experts.predict.registry import COMBINED, WHOLE_PASS
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.on_demand import on_demand
+from moeflow.kernels.triton.planar_rows import MADE_FORMATS
 from moeflow.models.expert_predictor.saved import predictor_bytes
 from moeflow.models.packing import slab_spec
 from moeflow.planner.choices.batching_choice import MIN_TOGETHER, Batching
@@ -53,6 +54,7 @@ from moeflow.planner.choices.weight_choice import (
     for_torch,
     of_shape,
     own_precision,
+    quantized_on_device,
     shares_layers,
 )
 from moeflow.planner.configuration import Choices, engine_config
@@ -187,7 +189,7 @@ class Decision:
         if spec is not None and self.checkpoint is not None:
             file = found_packed_file(settings, self.checkpoint, spec)
         self._is_table_on_disk = stays_on_disk(self._costs(weights), file, self.reasons)
-        dtype = "float32" if cpu_isa else weights.matrices
+        dtype = "float32" if cpu_isa else weights.embeddings
         budget.parallel = self._ranks(weights, batching, cpu_isa)
         maps_together = self._count_mapped_once(weights, file, cpu_isa)
         plan = None
@@ -406,6 +408,10 @@ class Decision:
         return remote_choice.with_lenders(self.settings, config, borrowed, self.host.machine, self.reasons)
 
     def _weights(self, device: str, *, can_pack: bool) -> WeightChoice:
+        quantize = self.settings.quantize
+        if quantize in MADE_FORMATS and device != "cpu" and not self.offloads_to_torch and self.checkpoint is not None:
+            found = quantized_on_device(str(quantize), has_bfloat16=self.resources.has_bfloat16)
+            return found.with_routers(self.checkpoint)
         can_differ = not shares_layers(self.settings) and self.shape.recurrent is None
         choice = explicit_choice(
             self.settings.dtype, self.settings.quantize, self.shape, can_pack=can_pack, can_differ=can_differ

@@ -25,6 +25,7 @@ from moeflow.planner.choices.weight_choice import (
     explicit_choice,
     for_device,
     in_half,
+    quantized_on_device,
 )
 from moeflow.planner.configuration import Choices, engine_config
 from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES, CostModel
@@ -97,7 +98,7 @@ class _Described:
         self.has_bfloat16 = has_bfloat16
         self.routing = routing or known_routing(checkpoint, settings.cache_dir)
         self.weights = self._weights()
-        dtype = self.weights.matrices
+        dtype = self.weights.embeddings
         kv_dtype = dtype if settings.kv_dtype == "auto" else settings.kv_dtype
         activation_bytes = 4 if dtype == "float32" else 2
         self.costs = ModelCosts(shape, self.weights.costed(kv_dtype, activation_bytes=activation_bytes))
@@ -128,6 +129,9 @@ class _Described:
 
     def _weights(self) -> WeightChoice:
         """Return the formats of the weights on a device, which computes in floats."""
+        if self.settings.quantize is not None:
+            made = quantized_on_device(self.settings.quantize, has_bfloat16=self.has_bfloat16)
+            return made if self.checkpoint is None else made.with_routers(self.checkpoint)
         chosen = explicit_choice(self.settings.dtype, None, self.shape, can_pack=False)
         if self.checkpoint is None:
             chosen = chosen or in_half(has_bfloat16=self.has_bfloat16)
@@ -155,7 +159,7 @@ class _Described:
         return Choices(
             device=self._gpu if offload is None else "cpu",
             cpu_isa="",
-            dtype=self.weights.matrices,
+            dtype=self.weights.embeddings,
             weights=self.weights,
             num_threads=self._num_threads(),
             batching=Batching(policy.batch_size, max(policy.chunk_tokens, policy.batch_size)),

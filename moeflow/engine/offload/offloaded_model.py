@@ -21,6 +21,7 @@ from moeflow.engine.offload.host_split import HostExpertSplit
 from moeflow.engine.offload.micro_batches import Side, cut_pass
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection
 from moeflow.kernels.cpu.packed_weight import PackedRows
+from moeflow.kernels.triton.planar_rows import PlanarRows
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
@@ -221,5 +222,5 @@ def _expert_addresses(layer: DecoderLayer) -> Iterator[int]:
 
 
 def _memory(destination: Destination) -> Tensor:
-    assert not isinstance(destination, PackedUpProjection), "latent attention is not run on devices"
+    assert not isinstance(destination, PackedUpProjection | PlanarRows), "no such weights are streamed"
     return destination.weight.storage if isinstance(destination, PackedRows) else destination

@@ -14,6 +14,7 @@ from moeflow.kernels.embedding import embedding
 from moeflow.kernels.linear import linear
 from moeflow.kernels.on_demand import without_gradients
 from moeflow.kernels.scaling import scaled, soft_cap
+from moeflow.kernels.triton.planar_weights import PlanarWeights
 from moeflow.models.layers.added_positions import PositionTable
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder_layer import DecoderLayer
@@ -23,7 +24,7 @@ from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.packed_layers import PackedLayers
 from moeflow.models.layers.rotary import RotaryEmbeddings
-from moeflow.models.layers.weight_allocator import Weight, WeightAllocator, rows_of, whole
+from moeflow.models.layers.weight_allocator import HeadWeight, WeightAllocator, rows_of, whole
 
 MakeLayer = Callable[[ModelConfig, WeightAllocator, int], DecoderLayer]  # the last is the layer's number
 
@@ -158,6 +159,7 @@ class CausalLM:
         if isinstance(self.lm_head, PackedWeight):
             model.lm_head = self.lm_head.take([range(token_id, token_id + 1) for token_id in token_ids])
         else:
+            assert not isinstance(self.lm_head, PlanarWeights), "drafts are computed by the processor"
             model.lm_head = self.lm_head[list(token_ids)]
         if self.lm_head_bias is not None:
             model.lm_head_bias = self.lm_head_bias[list(token_ids)]
@@ -178,11 +180,11 @@ class CausalLM:
         """Whether this rank has token embeddings, final norm and output projection: in the first stage."""
         return self.first_layer == 0
 
-    def _make_head(self, allocator: WeightAllocator) -> Weight:
+    def _make_head(self, allocator: WeightAllocator) -> HeadWeight:
         """Return the output projection, or of it the rows of the tokens that are this rank's."""
         config, own = self.config, None if self._vocab is None else [self._vocab.own]
         if not config.embeddings.tie_word_embeddings:
-            return allocator.matrix("head", config.vocab_size, config.hidden_size, own)
+            return allocator.head(config.vocab_size, config.hidden_size, own)
         if own is None:
             return self.embed_tokens
         assert isinstance(self.embed_tokens, PackedWeight)  # ranks have nothing else

@@ -16,12 +16,14 @@ from moeflow.kernels.cpu.packed_weight import PackedRows
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.experts import fused_experts
 from moeflow.kernels.on_demand import torch
+from moeflow.kernels.triton.planar_rows import PlanarRows, split_rows
+from moeflow.kernels.triton.planar_weights import PlanarWeights
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 # A part of the weights that a checkpoint knows by name.
-Destination: TypeAlias = "Array | PackedRows | PackedUpProjection"
+Destination: TypeAlias = "Array | PackedRows | PackedUpProjection | PlanarRows"
 
 
 class ExpertWeights(Protocol):
@@ -55,10 +57,14 @@ class ExpertWeights(Protocol):
 
 
 class ExpertTensors(ExpertWeights):
-    """All experts in two tensors."""
+    """All experts in two tensors, or two stacks of planar matrices."""
 
     def __init__(
-        self, gate_up: Tensor, down: Tensor, kind: ExpertKind = SWIGLU, biases: ExpertBiases | None = None
+        self,
+        gate_up: Tensor | PlanarWeights,
+        down: Tensor | PlanarWeights,
+        kind: ExpertKind = SWIGLU,
+        biases: ExpertBiases | None = None,
     ) -> None:
         """Take gate_up [E, 2I, H] (gate rows first), or without a gate [E, I, H], and down [E, H, I]."""
         self.gate_up = gate_up
@@ -70,10 +76,16 @@ class ExpertTensors(ExpertWeights):
         """Compute with torch."""
         return _compute(self, hidden, topk_ids, topk_weights, residual)
 
-    def parts(self) -> Sequence[tuple[Tensor, ...]]:
+    def parts(self) -> Sequence[tuple[Destination, ...]]:
         """Return views of the tensors."""
-        ups = split(self.gate_up, [self.down.shape[2]] * self.kind.num_ups, dim=1)
-        return list(zip(*ups, self.down, strict=True))
+        gate_up, down = self.gate_up, self.down
+        sizes = [down.shape[2]] * self.kind.num_ups
+        if isinstance(gate_up, PlanarWeights) and isinstance(down, PlanarWeights):
+            experts = range(len(down))
+            return [(*split_rows(gate_up, it, sizes), *split_rows(down, it, [down.shape[1]])) for it in experts]
+        assert not isinstance(gate_up, PlanarWeights), "both are of one kind"
+        assert not isinstance(down, PlanarWeights), "both are of one kind"
+        return list(zip(*split(gate_up, sizes, dim=1), down, strict=True))
 
 
 class ExpertSlabs(ExpertWeights):

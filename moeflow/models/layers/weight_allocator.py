@@ -15,6 +15,8 @@ from moeflow.kernels.cpu.latent_weights import PackedUpProjection, UpProjectionS
 from moeflow.kernels.cpu.packed_experts import SWIGLU, ExpertKind
 from moeflow.kernels.cpu.packed_weight import PackedStack, PackedWeight
 from moeflow.kernels.expert_biases import ExpertBiases
+from moeflow.kernels.triton.planar_rows import split_rows
+from moeflow.kernels.triton.planar_weights import PlanarWeights
 from moeflow.models.layers.allocation.weight_formats import MatrixRole
 from moeflow.models.layers.expert_weights import Destination, ExpertTensors, ExpertWeights
 from moeflow.parallel.blocks import band_blocks
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
     from moeflow.kernels.arrays import Device, DType
 
 Weight: TypeAlias = "Tensor | PackedWeight"
-StackedWeight: TypeAlias = "Weight | PackedStack"
+StackedWeight: TypeAlias = "Weight | PackedStack | PlanarWeights"
+HeadWeight: TypeAlias = "Weight | PlanarWeights"
 # topk_ids [T, K] of a layer, and the input of its router, [T, H]; None where that was not kept
 OnRoute = Callable[[Array, Array | None], None]
 
@@ -106,6 +109,10 @@ class WeightAllocator:
         """Return a matrix outside layers; if given, only its blocks `own` of rows, one below the other."""
         return self.empty(rows, cols)
 
+    def head(self, rows: int, cols: int, own: Sequence[range] | None = None) -> HeadWeight:
+        """Return the output projection where it is no table of embeddings; `own` as in `matrix`."""
+        return self.matrix("head", rows, cols, own)
+
     def stacked(self, parts: Mapping[str, int], cols: int, own: Mapping[str, range] | None = None) -> StackedWeight:
         """Return matrices one below the other, with their numbers of rows by the names of `LayerFormats`.
 
@@ -153,6 +160,8 @@ def shapes_only() -> WeightAllocator:
 def rows_of(weight: StackedWeight, parts: Collection[range]) -> Sequence[Destination]:
     """Return parts one below the other, each of some rows of a checkpoint's tensor: of all, unless others have some."""
     sizes = [len(rows) for rows in parts]
+    if isinstance(weight, PlanarWeights):
+        return split_rows(weight, 0, sizes)
     if not isinstance(weight, PackedWeight | PackedStack):
         return split(weight, sizes)
     return [replace(part, first=rows.start) for part, rows in zip(weight.split(sizes), parts, strict=True)]

@@ -10,6 +10,8 @@ import msgspec
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
+from moeflow.kernels.triton.planar_rows import MADE_FORMATS
+from moeflow.kernels.triton.planar_weights import GROUP
 from moeflow.planner.choices.kv_cache_choice import MIN_KV_TOKENS
 from moeflow.planner.choices.refused_settings import DEVICES, refusing_kind
 from moeflow.planner.choices.speculation_choice import AUTO as DRAFTS_IF_USEFUL
@@ -20,7 +22,6 @@ _RANKS: Final = "ranks compute with the CPU's kernels"
 _REPLICAS: Final = "replicas compute with the CPU's kernels"
 _PROMPTS: Final = "only the CPU's kernels compute the same keys and values every time"
 _ON_CPU_ONLY: Final[Mapping[str, str]] = {  # field of `Settings` -> reason
-    "quantize": "GPUs compute with weights in 16 or 32 bits",
     "packed_weights_file": "it has weights in the layout of the CPU's kernels",
     "memory_bytes": "it limits main memory, and --device-memory a GPU's",
     "prompt_cache": _PROMPTS,
@@ -48,11 +49,26 @@ def gpu_refusal(settings: Settings, shape: ModelConfig) -> GpuRefusal | None:
     """Return why no GPU runs a model with these settings; None: one that is large enough does."""
     if kind := refusing_kind(shape, DEVICES):
         return GpuRefusal(f"GPUs do not run {kind}, which this model has ({shape.model_type})", "use --device cpu")
+    if settings.quantize is not None and (why := _why_not_quantized(settings.quantize, shape)):
+        return GpuRefusal(f"--quantize {settings.quantize} is not for this GPU: {why}", "use --device cpu")
     for name, why in _ON_CPU_ONLY.items():
         if getattr(settings, name) != _NEUTRAL.get(name):
             for flag in given_options(settings, (name,)):
                 return GpuRefusal(f"{flag} is for the processor: {why}", f"use --device cpu, or remove {flag}")
     return None
+
+
+def _why_not_quantized(quantize: str, shape: ModelConfig) -> str:
+    """Return why a GPU does not keep the matrices of layers in a format; empty: it does."""
+    if quantize not in MADE_FORMATS:
+        return f"GPUs quantize weights to {' or '.join(MADE_FORMATS)}"
+    networks = shape.feed_forward
+    widths = [
+        *(shape.hidden_size, shape.attended_size, shape.dense_width),
+        *(networks.intermediate_size, networks.shared_intermediate_size),
+    ]
+    odd = next((width for width in widths if width % GROUP), 0)
+    return f"a row of {odd} values does not divide into groups of {GROUP}" if odd else ""
 
 
 def check_on_gpu(settings: Settings, shape: ModelConfig) -> None:

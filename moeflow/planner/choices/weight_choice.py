@@ -243,6 +243,11 @@ def for_device(checkpoint: Checkpoint, *, has_bfloat16: bool) -> WeightChoice:
     return in_half(has_bfloat16=has_bfloat16)
 
 
+def quantized_on_device(quantize: str, *, has_bfloat16: bool) -> WeightChoice:
+    """Return the formats of weights that a GPU keeps in integers; what is no matrix of a layer has 16 bits."""
+    return WeightChoice(_format(quantize), in_half(has_bfloat16=has_bfloat16).matrices, head="int8")
+
+
 def in_half(*, has_bfloat16: bool) -> WeightChoice:
     """Return the format of 16 bits that a GPU computes fast."""
     if has_bfloat16:

@@ -1,0 +1,55 @@
+"""Models whose matrices are planar integers: the logits of floats rounded to the same values."""
+
+from contextlib import closing
+
+import pytest
+import torch
+
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.kernels.triton.planar_rows import PlanarRows
+from moeflow.kernels.triton.planar_weights import pack
+from moeflow.kv.storage import KVStorage
+from moeflow.models.layers.allocation.planar import PlanarAllocator
+from moeflow.models.layers.allocation.tensors import TensorAllocator
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.loading import load_model
+from moeflow.models.pass_input import PassInput
+from studies.small_families import write_small
+
+CPU = torch.device("cpu")
+PROMPT = [5, 17, 300, 2, 41, 41, 9]
+
+
+def logits_of(model: CausalLM) -> torch.Tensor:
+    attention = model.config.attention
+    kv = KVStorage(
+        layers=range(model.config.num_layers),
+        num_blocks=4,
+        block_size=16,
+        num_kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        latent_dim=attention.latent_dim,
+        other_heads=attention.other_heads,
+        dtype="float32",
+        device=CPU,
+    )
+    given = PassInput(PROMPT, [0], [len(PROMPT)], [(0,)], [list(range(len(PROMPT)))])
+    return model.logits(model(*given.tensors(kv, CPU)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weight_format", ["int8", "int4"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "deepseek_v3", "qwen2_moe"])
+def test_logits_are_of_the_rounded_weights(family, weight_format, tmp_path):
+    write_small(family, tmp_path)
+    with closing(open_checkpoint(tmp_path)) as checkpoint:
+        planar = load_model(checkpoint, PlanarAllocator(torch.float32, CPU, None, weight_format), num_threads=2)
+        plain = load_model(checkpoint, TensorAllocator(torch.float32, CPU), num_threads=2)
+    assert isinstance(planar, CausalLM)
+    assert isinstance(plain, CausalLM)
+    pairs = zip(planar.named_weights(), plain.named_weights(), strict=True)
+    rounded = [(part, weight) for (_, part), (_, weight) in pairs if isinstance(part, PlanarRows)]
+    assert len(rounded) > 10
+    for part, weight in rounded:
+        weight.copy_(pack(weight[None], part.weights.format)[0])
+    torch.testing.assert_close(logits_of(planar), logits_of(plain), rtol=1e-5, atol=1e-5)
