@@ -5,7 +5,7 @@ The floor of a pass is the bytes of the chosen experts. One token of Qwen3-30B-A
 latency of 0.7 us, each of 132 SMs needs 20 KB on the way.
 
 - *pair*: a step of a program reads 16 KB. 16 units are 384 programs there, 3 for an SM, so 48 KB are on the way.
-- *expert*: a step reads 16 to 20 KB in each of 3 stages. An SM holds 1 program (sm_89, 99 KB) to 3 (sm_90).
+- *expert*: a step reads 16 to 20 KB in each of 3 stages. An SM holds 2 programs (sm_89, 99 KB) to 5 (sm_90).
 - *tiles*: 64 to 128 rows reuse each weight, so products are the limit, not memory.
 - Without tensor cores each thread keeps operands of products in registers, so tiles are small.
 """
@@ -41,12 +41,11 @@ def pair_tile(gpu: GPU, top_k: int, num_outputs: int, size: int, weight_bits: in
 def expert_tile(gpu: GPU, size: int, input_bits: int, num_matrices: int, *, is_float: bool) -> Tile:
     """Return the tile for the few rows of an expert. 16 rows are the fewest that tensor cores take.
 
-    Integers take fewer bytes, so twice as many outputs. To unpack them takes registers, so twice as many threads.
+    To unpack 64 rows of integers takes the registers of 256 threads.
     """
     if not _has_tensor_cores(gpu, input_bits):
         return Tile(16, 32, _columns(size, 32), 4, 3)
-    block_k = _columns(size, 128)
-    return Tile(16, 64 // num_matrices, block_k, 4, 3) if is_float else Tile(16, 64, block_k, 8, 3)
+    return Tile(16, 64 // num_matrices, _columns(size, 128), 4 if is_float else 8 // num_matrices, 3)
 
 
 def prompt_tile(
@@ -55,11 +54,12 @@ def prompt_tile(
     """Return the tile for many rows, so that the stages fit into 99 KB before sm_90, and into 227 KB on it."""
     if not _has_tensor_cores(gpu, input_bits):
         return Tile(32, 64 // num_matrices, _columns(size, 32), 4, 2)
-    block_m = 128 if rows_an_expert > 64 else 64
+    block_m, num_warps = (128, 8) if rows_an_expert > 64 else (64, 4)
     if gpu.capability >= 90:
-        return Tile(block_m, 128, _columns(size, 64), 8 if block_m == 128 else 4, 3 if is_float else 2)
+        block_n = 128 if is_float or num_warps == 8 else 128 // num_matrices
+        return Tile(block_m, block_n, _columns(size, 64), num_warps, 3 if is_float else 2)
     block_n = 128 // num_matrices if is_float else 64
-    return Tile(block_m, block_n, _columns(size, 64), 8 if block_m == 128 else 4, 2)
+    return Tile(block_m, block_n, _columns(size, 64), num_warps, 2)
 
 
 def _has_tensor_cores(gpu: GPU, input_bits: int) -> bool:

@@ -234,3 +234,15 @@ def test_matrices_anywhere_are_left_to_torch(monkeypatch: pytest.MonkeyPatch, st
     got = public.fused_experts(layer.x, list(layer.gate_up), list(layer.down), layer.ids, layer.weights)
     check(got, weighted_pairs(layer).sum(dim=1))
     assert not started
+
+
+def test_pairs_are_sorted_and_counted_where_they_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experts, "_SORT_BLOCK", 16)  # several blocks
+    ids = given(23).ids
+    slots = torch.tensor([2, -1, 0, 3, 1, 4], dtype=torch.int32)
+    pairs = matrix_products.Pairs(ids, NUM_EXPERTS, range(NUM_EXPERTS - 1), slots)
+    order, (starts, counts) = experts._sort(pairs)
+    assert torch.equal(order.long(), ids.flatten().argsort(stable=True))
+    everywhere = torch.bincount(ids.flatten(), minlength=NUM_EXPERTS)
+    assert torch.equal(starts.long(), everywhere.cumsum(0) - everywhere)
+    assert torch.equal(counts.long(), everywhere * torch.tensor([1, 0, 1, 1, 1, 0]))
