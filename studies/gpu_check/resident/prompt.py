@@ -26,13 +26,11 @@ def run(options: argparse.Namespace, findings: Findings) -> None:
         folder = folder_of(target, options.scratch, num_layers)
         with target.models(), mock.patch.object(decode_graphs, "can_capture", return_value=False):
             engine = load(target, folder, max_num_seqs=1, max_tokens=num_tokens + 16)
-            rounds = [_prompt_s(target, engine, seed, num_tokens) for seed in range(num_rounds)][
-                1:
-            ]  # the first one compiles kernels
+            rounds = [_prompt_s(target, engine, seed, num_tokens) for seed in range(num_rounds)]
             engine.close()
         del engine
         free(target)
-        times[num_layers] = statistics.median(rounds)
+        times[num_layers] = statistics.median(rounds[1:])  # the first one compiles kernels
         findings.note(**{f"ms of {num_layers} layers": [round(1e3 * seconds, 3) for seconds in rounds]})
     few, more = layer_counts(target)
     layer_s = (times[more] - times[few]) / (more - few)
