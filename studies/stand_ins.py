@@ -8,6 +8,7 @@ it serves: server, packed files and records of routing need the packages themsel
 from __future__ import annotations
 
 import dataclasses
+import importlib.machinery
 import importlib.util
 import inspect
 import json
@@ -40,13 +41,22 @@ class Struct:
         dataclasses.dataclass(frozen=frozen, kw_only=kw_only, eq=eq)(cls)
 
 
-def _encode(value: Any) -> bytes:
-    return json.dumps(value, default=dataclasses.asdict, separators=(",", ":")).encode()
+def _encode(value: Any, *, enc_hook: Callable[[Any], Any] | None = None) -> bytes:
+    def plain(it: Any) -> Any:
+        return dataclasses.asdict(it) if dataclasses.is_dataclass(it) and not isinstance(it, type) else enc_hook(it)
+
+    return json.dumps(value, default=plain if enc_hook else dataclasses.asdict, separators=(",", ":")).encode()
+
+
+def _decode(text: bytes | str, *, type: Any = None) -> Any:
+    if type is not None:
+        raise ImportError("typed JSON needs the package msgspec, which is not installed")
+    return json.loads(text)
 
 
 def _msgspec() -> list[types.ModuleType]:
     structs = _module("msgspec.structs", asdict=lambda value: dict(vars(value)), replace=dataclasses.replace)
-    encoder = _module("msgspec.json", encode=_encode, decode=_refuse("msgspec"))
+    encoder = _module("msgspec.json", encode=_encode, decode=_decode)
     parts = {
         "Struct": Struct,
         "field": dataclasses.field,
@@ -86,14 +96,8 @@ def _module(name: str, **members: Any) -> types.ModuleType:
     module = types.ModuleType(name, "A stand-in: see studies/stand_ins.py.")
     vars(module).update(members)
     module.__path__ = []  # a package
+    module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)  # transformers looks for it
     return module
-
-
-def _refuse(package: str) -> Callable[..., Any]:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise ImportError(f"this needs the package {package}, which is not installed")
-
-    return refuse
 
 
 _MAKERS: dict[str, Callable[[], list[types.ModuleType]]] = {

@@ -7,12 +7,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from moeflow.planner.model_files import shipped_models
-from studies import gpu_check, stand_ins
+from studies import stand_ins
+from studies.gpu_check import command, processes
+from studies.gpu_check.findings import Findings
+from studies.gpu_check.options import STEPS, parsed
+from studies.gpu_check.pipelines import hollow, overlap, tokens
+from studies.gpu_check.pipelines.timed_devices import at_once, merged
+from studies.gpu_check.report import aligned
+from studies.gpu_check.resident.accuracy import relative_error
 
 ROOT = Path(__file__).parent.parent.parent
 SIZES = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 97}
@@ -32,11 +40,12 @@ sys.modules["moeflow.kernels._cpu"] = None
 def arguments(tmp_path, monkeypatch):
     config = json.loads(shipped_models()["mixtral-8x7b"].read_text())
     (tmp_path / "shape.json").write_text(json.dumps({**config, **SIZES, "num_key_value_heads": 2}))
-    monkeypatch.setattr(gpu_check, "OFFLOADING", ("cgopipe", "sequential"))
-    monkeypatch.setattr(gpu_check, "CUTS", gpu_check.CUTS[:1])
+    for module in (tokens, overlap):
+        monkeypatch.setattr(module, "OFFLOADING", ("cgopipe", "sequential"))
+    monkeypatch.setattr(tokens, "CUTS", tokens.CUTS[:1])
     return [
-        "--device",
-        "emulated:{memory},1000,torch",
+        "pipelines",
+        *("--device", "emulated:{memory},1000,torch"),
         *("--memory", "16MiB"),
         *("--shape", str(tmp_path / "shape.json")),
         *("--middle", "8", "--requests", "4", "--micro-batch", "3"),
@@ -46,21 +55,105 @@ def arguments(tmp_path, monkeypatch):
 
 
 def outcome(arguments, tmp_path, step):
-    assert gpu_check.main([*arguments, "--step", step]) == 0
-    return json.loads((tmp_path / "outcome.json").read_text())
+    assert command.main([*arguments, "--step", step]) == 0
+    return json.loads((tmp_path / "outcome.json").read_text())["result"]
+
+
+@pytest.mark.slow
+def test_every_step_about_a_resident_model_runs_in_software(tmp_path):
+    pytest.importorskip("triton", reason="Triton has no wheel for this machine")
+    out = tmp_path / "out.json"
+    arguments = ["resident", "--device", "softgpu", "--scratch", tmp_path, "--out", out]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(
+        [ROOT / "scripts" / "gpu-check", *arguments], env=environment, capture_output=True, text=True, timeout=280
+    )
+    report = json.loads(out.read_text())
+    assert done.returncode == 0, [step for step in report["steps"] if "error" in step]
+    steps = {step["step"]: step for step in report["steps"]}
+    assert list(steps) == list(STEPS["resident"])
+    for name, step in steps.items():
+        assert step["rows"], name
+        assert f"{name} " in done.stdout
+    kernels = steps["kernels"]["result"]
+    assert {len(errors) for errors in kernels.values()} == {3}  # dtypes
+    assert kernels.keys() >= {
+        "norm",
+        "activation",
+        "rotary table",
+        "routing",
+        "attention",
+        "attention input",
+        "experts",
+    }
+    assert steps["families"]["result"]["qwen3_moe"]["float32 graphs"] == 1
+    arms = steps["decode"]["result"]["whole_ms"]
+    assert arms.keys() >= {"moeflow, graphs", "moeflow, eager", "transformers, grouped_mm", "transformers, batched_mm"}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.thorough
-def test_without_a_gpu_it_says_what_it_would_run(tmp_path):
+@pytest.mark.parametrize("group", STEPS)
+def test_without_a_gpu_it_says_what_it_would_run(group, tmp_path):
     environment = {**os.environ, "PYTHON": sys.executable}
-    done = subprocess.run(
-        [ROOT / "scripts" / "gpu-check"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-    )
+    check = [ROOT / "scripts" / "gpu-check", group, "--out", "gpu-check.json"]
+    done = subprocess.run(check, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    for step in ("speeds", "tokens", "overlap", "hollow", "pipelines 16GiB", "pipelines 24GiB"):
+    more = ("pipelines 16GiB", "pipelines 24GiB") if group == "pipelines" else ()
+    for step in (*STEPS[group], *more):
         assert f"  {step}\n" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_steps_of_a_resident_model_take_eight_minutes():
+    assert parsed([]).group == "resident"
+    assert parsed([]).time_limit == 480
+    assert STEPS["resident"]["kernels"] + STEPS["resident"]["families"] + STEPS["resident"]["decode"] < 480
+
+
+def test_only_some_steps_may_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, "in_process", lambda *_: {"seconds": 1.0, "rows": [["x", "1 ms", "beside"]]})
+    arguments = ["--device", "softgpu", "--out", str(tmp_path / "out.json")]
+    assert command.main([*arguments, "--only", "decode", "kernels"]) == 0
+    steps = json.loads((tmp_path / "out.json").read_text())["steps"]
+    assert [step["step"] for step in steps] == ["kernels", "decode"]
+    assert "decode   x  1 ms  beside\n" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        command.main([*arguments, "--only", "speeds"])
+
+
+def test_faults_fail_a_step_that_keeps_its_results(tmp_path, monkeypatch):
+    step = SimpleNamespace(run=lambda options, findings: (findings.note(errors=3), findings.fault("too large")))
+    monkeypatch.setattr(processes.importlib, "import_module", lambda name: step)
+    options = parsed(["--scratch", str(tmp_path), "--step", "kernels"])
+    assert processes.run_step(options) == 1
+    assert json.loads((tmp_path / "outcome.json").read_text()) == {
+        "result": {"errors": 3},
+        "rows": [],
+        "faults": ["too large"],
+    }
+
+
+def test_passes_without_graphs_fail_a_step(tmp_path, monkeypatch):
+    from moeflow.engine import decode_graphs
+
+    step = SimpleNamespace(run=lambda options, findings: decode_graphs.logger.warning("without graphs: %s", "why"))
+    monkeypatch.setattr(processes.importlib, "import_module", lambda name: step)
+    assert processes.run_step(parsed(["--scratch", str(tmp_path), "--step", "kernels"])) == 1
+    assert json.loads((tmp_path / "outcome.json").read_text())["faults"] == ["without graphs: why"]
+
+
+def test_errors_are_relative_to_the_largest_number_of_a_row():
+    wanted = torch.tensor([[100.0, 1.0], [0.1, 0.01]])
+    assert relative_error(wanted + torch.tensor([[0.0, 1.0], [0.0, 0.0]]), wanted) == pytest.approx(0.01)
+    assert relative_error(wanted + torch.tensor([[0.0, 0.0], [0.0, 0.01]]), wanted) == pytest.approx(0.1)
+    assert relative_error(torch.full((2, 2), torch.nan), wanted) == float("inf")
+    assert relative_error(torch.tensor([1, 2]), torch.tensor([1, 3])) == float("inf")
+
+
+def test_columns_of_the_table_are_aligned():
+    assert aligned([["a", "1"], ["long", "22"]]) == "a     1\nlong  22"
+    assert aligned([]) == ""
 
 
 def test_device_and_link_are_measured(arguments, tmp_path):
@@ -78,8 +171,8 @@ def test_tokens_are_compared_with_the_plain_run(arguments, tmp_path):
 
 @pytest.mark.thorough
 def test_other_tokens_fail_the_step(arguments, monkeypatch, capfd):
-    monkeypatch.setattr(gpu_check, "answers", lambda config: {"0": [1, 2 if config.offload else 3]})
-    assert gpu_check.main([*arguments, "--step", "tokens"]) == 1
+    monkeypatch.setattr(tokens, "answers", lambda config: {"0": [1, 2 if config.offload else 3]})
+    assert command.main([*arguments, "--step", "tokens"]) == 1
     assert "float32 gives other tokens than the plain run" in capfd.readouterr().err
 
 
@@ -92,9 +185,9 @@ def test_overlap_is_found_where_there_is_some(arguments, tmp_path):
 
 
 def test_time_that_two_share_is_measured():
-    some = gpu_check.merged([(0.0, 1.0), (0.5, 2.0), (5.0, 6.0)])
+    some = merged([(0.0, 1.0), (0.5, 2.0), (5.0, 6.0)])
     assert some == [(0.0, 2.0), (5.0, 6.0)]
-    assert gpu_check.at_once(some, [(1.5, 5.5), (8.0, 9.0)]) == pytest.approx(1.0)
+    assert at_once(some, [(1.5, 5.5), (8.0, 9.0)]) == pytest.approx(1.0)
 
 
 @pytest.mark.thorough
@@ -107,21 +200,21 @@ def test_the_pipelines_are_compared_on_a_hollow_model(arguments, tmp_path):
 
 def test_a_model_too_large_for_main_memory_is_made_narrower(arguments, tmp_path, monkeypatch):
     written = []
-    monkeypatch.setattr(gpu_check, "write_hollow_mixtral", lambda *arguments: written.append(arguments[2]))
-    monkeypatch.setattr(gpu_check, "host_resources", lambda: gpu_check.argparse.Namespace(available_bytes=40e9))
+    monkeypatch.setattr(hollow, "write_hollow_mixtral", lambda *arguments: written.append(arguments[2]))
+    monkeypatch.setattr(hollow, "host_resources", lambda: SimpleNamespace(available_bytes=40e9))
     result = outcome([*arguments, "--shape", "mixtral-8x7b"], tmp_path, "hollow")
     assert result["narrow"] == written[0] == 2  # a quarter of 93 GB fits
 
 
 @pytest.mark.thorough
 def test_a_step_that_fails_leaves_the_others_their_turn(arguments, tmp_path, monkeypatch, capfd):
-    really = gpu_check.in_process
+    really = command.in_process
 
     def in_process(step, options, scratch, limit_s):
         return really(step, options, scratch, limit_s) if step == "hollow" else {"seconds": 1.0, "result": {}}
 
-    monkeypatch.setattr(gpu_check, "in_process", in_process)
-    assert gpu_check.main([*arguments, "--shape", str(tmp_path / "nowhere.json")]) == 1
+    monkeypatch.setattr(command, "in_process", in_process)
+    assert command.main([*arguments, "--shape", str(tmp_path / "nowhere.json")]) == 1
     report = json.loads((tmp_path / "out.json").read_text())
     steps = {step["step"]: step for step in report["steps"]}
     assert list(steps) == ["speeds", "tokens", "overlap", "hollow", "pipelines 16MiB"]
@@ -129,23 +222,29 @@ def test_a_step_that_fails_leaves_the_others_their_turn(arguments, tmp_path, mon
     assert any("nowhere.json" in line for line in steps["hollow"]["log"])
 
 
-def test_a_step_that_hangs_is_ended(arguments, tmp_path):
-    options = gpu_check.parsed(arguments)
-    assert gpu_check.in_process("speeds", options, tmp_path, 0.05)["error"] == "was not done after 0 s"
+def test_a_step_that_hangs_is_ended_and_leaves_what_it_found(arguments, tmp_path):
+    Findings(tmp_path / "outcome.json").note(first=1)
+    ended = processes.in_process("speeds", parsed(arguments), tmp_path, 0.05)
+    assert ended["error"] == "was not done after 0 s"
+    assert ended["result"] == {"first": 1}
 
 
 @pytest.mark.thorough
-def test_torch_and_transformers_are_enough(arguments, tmp_path):
+@pytest.mark.parametrize(("group", "step"), [("pipelines", "tokens"), ("resident", "families")])
+def test_torch_and_transformers_are_enough(group, step, arguments, tmp_path):
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "sitecustomize.py").write_text(BARE)
     (tmp_path / "few.py").write_text(
-        "import sys\nfrom studies import gpu_check\ngpu_check.OFFLOADING = ('cgopipe',)\n"
-        "gpu_check.CUTS = gpu_check.CUTS[:1]\nassert gpu_check.STAND_INS == ['msgspec', 'isal', 'psutil']\n"
-        "sys.exit(gpu_check.main(sys.argv[1:]))"
+        "import sys\nfrom studies import gpu_check\nfrom studies.gpu_check import command\n"
+        "assert gpu_check.STAND_INS == ['msgspec', 'isal', 'psutil']\n"
+        "if sys.argv[1] == 'pipelines':\n    from studies.gpu_check.pipelines import tokens\n"
+        "    tokens.OFFLOADING, tokens.CUTS = ('cgopipe',), tokens.CUTS[:1]\n"
+        "sys.exit(command.main(sys.argv[1:]))"
     )
+    given = arguments if group == "pipelines" else ["resident", "--device", "softgpu", "--scratch", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'bare'}:{ROOT}"}
-    command = [sys.executable, str(tmp_path / "few.py"), *arguments, "--step", "tokens"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    started = [sys.executable, str(tmp_path / "few.py"), *given, "--step", step]
+    done = subprocess.run(started, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "outcome.json").exists()
 

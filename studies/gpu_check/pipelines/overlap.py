@@ -1,0 +1,32 @@
+"""Observes whether copies to the GPU and its computing take place at once."""
+
+from __future__ import annotations
+
+import argparse
+
+from moeflow.pipeline.catalog import OFFLOADING
+from studies.gpu_check.findings import Findings
+from studies.gpu_check.pipelines.models import HEADS, answers, pipeline_on, shaped
+from studies.gpu_check.pipelines.timed_devices import at_once, merged, timed_devices
+
+MIDDLE = {"hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 4, "vocab_size": 512}
+
+
+def run(options: argparse.Namespace, findings: Findings) -> None:
+    """Return for each pipeline how long the device copied, computed, and did both at once."""
+    widths = {name: MIDDLE[name] // options.middle for name in ("hidden_size", "intermediate_size")}
+    folder = shaped(options.scratch / "middle", MIDDLE | HEADS | widths)
+    for name in OFFLOADING:
+        with timed_devices() as devices:
+            answers(pipeline_on(options, folder, name, "bfloat16", 16, 0.0))
+        (device,) = devices
+        copied, computed = map(merged, device.spans())
+        busy = [sum(end - start for start, end in spans) for spans in (copied, computed)]
+        both = at_once(copied, computed)
+        found = {
+            "copying_s": round(busy[0], 4),
+            "computing_s": round(busy[1], 4),
+            "both_s": round(both, 4),
+            "overlap": round(both / min(busy), 3) if min(busy) else 0.0,
+        }
+        findings.note(**{name: found})

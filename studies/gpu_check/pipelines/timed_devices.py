@@ -1,0 +1,130 @@
+"""Devices of pipelines that note when they copied and computed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from moeflow.core.offload_config import EmulatedDeviceConfig, OffloadConfig
+from moeflow.engine.offload import offloaded_model
+from moeflow.pipeline.devices.cuda_device import CudaDevice
+from moeflow.pipeline.devices.emulated_device import EmulatedDevice
+
+Spans = list[tuple[float, float]]  # seconds
+
+
+class TimedCuda:
+    """`torch.cuda` for a `CudaDevice`, with an event at both ends of whatever a stream does."""
+
+    def __init__(self) -> None:
+        self._names: dict[Any, str] = {}
+        self._spans: dict[str, list[tuple[Any, Any]]] = {"up": [], "down": [], "compute": []}
+        self._origin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._origin.record()
+
+    def Stream(self, device: torch.device) -> Any:
+        """Make one; a device's are made in this order."""
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._names[stream] = list(self._spans)[len(self._names)]
+        return stream
+
+    def Event(self, **options: Any) -> Any:
+        """Make one."""
+        return torch.cuda.Event(**options)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        """Launch on a stream, between two events."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            start.record(stream)
+            yield
+            end.record(stream)
+        self._spans[self._names[stream]].append((start, end))
+
+    def synchronize(self, device: torch.device) -> None:
+        """Wait for everything."""
+        torch.cuda.synchronize(device)
+
+    def spans(self, name: str) -> Spans:
+        """Return when a stream worked."""
+        torch.cuda.synchronize()
+        since = self._origin.elapsed_time
+        return [(since(start) / 1000, since(end) / 1000) for start, end in self._spans[name]]
+
+
+class TimedGpu(CudaDevice):
+    """A GPU that knows when it copied and computed."""
+
+    def __init__(self, config: OffloadConfig) -> None:
+        assert config.cuda is not None
+        self._timed = TimedCuda()
+        super().__init__(config.cuda, self._timed)
+
+    def spans(self) -> tuple[Spans, Spans]:
+        """Return when copies to the device and computing took place."""
+        return self._timed.spans("up"), self._timed.spans("compute")
+
+
+class TimedEmulation(EmulatedDevice):
+    """An emulated device likewise."""
+
+    def __init__(self, config: EmulatedDeviceConfig) -> None:
+        super().__init__(config)
+        self._copied: Spans = []
+        self._computed: Spans = []
+
+    def upload(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """See `OffloadDevice`."""
+        start = time.perf_counter()
+        super().upload(target, source)
+        self._copied.append((start, time.perf_counter()))
+
+    @contextmanager
+    def computing(self, num_bytes: int, flops: int) -> Iterator[None]:
+        """See `OffloadDevice`."""
+        start = time.perf_counter()
+        with super().computing(num_bytes, flops):
+            yield
+        self._computed.append((start, time.perf_counter()))
+
+    def spans(self) -> tuple[Spans, Spans]:
+        """Return when copies to the device and computing took place."""
+        return self._copied, self._computed
+
+
+@contextmanager
+def timed_devices() -> Iterator[list[TimedGpu | TimedEmulation]]:
+    """Have models made in the block compute on devices that note times; yield these."""
+    devices: list[TimedGpu | TimedEmulation] = []
+    before = offloaded_model.make_device
+
+    def make(config: OffloadConfig) -> TimedGpu | TimedEmulation:
+        devices.append(TimedGpu(config) if config.emulated is None else TimedEmulation(config.emulated))
+        return devices[-1]
+
+    offloaded_model.make_device = make
+    try:
+        yield devices
+    finally:
+        offloaded_model.make_device = before
+
+
+def at_once(some: Spans, others: Spans) -> float:
+    """Return for how long both were at work; spans of each do not overlap among themselves."""
+    return sum(max(min(end, last) - max(start, first), 0.0) for start, end in some for first, last in others)
+
+
+def merged(spans: Spans) -> Spans:
+    """Return the same time as spans that do not overlap among themselves."""
+    found: Spans = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found

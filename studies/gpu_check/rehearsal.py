@@ -1,0 +1,45 @@
+"""Runs steps without a GPU: single kernels by Triton's interpreter, whole models on the GPU in software."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+from unittest import mock
+
+_OF_KERNELS: Final = ("kernels", "attention", "experts")
+
+
+def prepare(step: str) -> None:
+    """Change this process for a step. Call it before any other part of moeflow is imported."""
+    if step in _OF_KERNELS:
+        os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined
+    else:
+        from tests.soft_gpu import machine
+
+        machine.prepare()
+
+
+@contextmanager
+def interpreted_kernels() -> Iterator[None]:
+    """Have Triton's interpreter compute the kernels in the block, for tensors in main memory."""
+    from moeflow.kernels.cpu import row_ops
+    from moeflow.kernels.triton import launching
+    from tests.kernels.triton.interpreting import exact_bfloat16
+
+    with (
+        exact_bfloat16(),
+        mock.patch.object(launching, "accepts", return_value=True),
+        mock.patch.object(row_ops, "_AVAILABLE", False),
+    ):
+        yield
+
+
+@contextmanager
+def software_gpu() -> Iterator[None]:
+    """Have the GPU in software in the block."""
+    from tests.soft_gpu import device, kernels
+
+    with device.soft_gpu(), kernels.soft_kernels():
+        yield

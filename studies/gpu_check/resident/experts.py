@@ -1,0 +1,117 @@
+"""Times the layer of experts alone, beside torch's grouped products."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from moeflow.kernels.experts import fused_experts
+from studies.gpu_check.findings import Findings
+from studies.gpu_check.resident.accuracy import relative_error
+from studies.gpu_check.resident.target import Target
+
+LIMIT = 3.2e-2  # of the relative difference
+NUM_CALLS = 4
+
+
+class _Shape(NamedTuple):
+    name: str
+    hidden: int
+    width: int
+    num_experts: int
+    top_k: int
+
+
+class _Layer(NamedTuple):
+    x: Tensor
+    gate_up: Tensor  # [E, 2I, H]
+    down: Tensor  # [E, H, I]
+    ids: Tensor
+    weights: Tensor
+
+
+def run(options: argparse.Namespace, findings: Findings) -> None:
+    """Note microseconds of both, and the shares of the device's bandwidth and peak."""
+    target = Target(options)
+    shapes = [_Shape("30B-A3B", 2048, 768, 128, 8), _Shape("Mixtral", 4096, 14336, 8, 2)]
+    counts: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+    if target.is_rehearsal:
+        shapes, counts = [_Shape("tiny", 64, 32, 4, 2)], (1, 3)
+    ceilings = target.ceilings()
+    with torch.inference_mode():
+        for shape in shapes:
+            matrices = [_random(target, *size) for size in _sizes(shape)]
+            for num_tokens in counts:
+                layer = _layer(target, shape, num_tokens, matrices)
+                found = _time(target, layer, findings, f"{shape.name}, {num_tokens} tokens")
+                used = len(set(layer.ids.flatten().tolist())) * 3 * shape.hidden * shape.width
+                flops = 2.0 * num_tokens * shape.top_k * 3 * shape.hidden * shape.width
+                bandwidth = 2 * used / found["us"] * 1e6 / ceilings.read_bytes_per_s
+                peak = flops / found["us"] * 1e6 / ceilings.bf16_flops_per_s
+                findings.note(**{f"{shape.name}, {num_tokens} tokens": found | {"bandwidth": bandwidth, "peak": peak}})
+                beside = ", ".join(f"{key} {value:.1f}" for key, value in found.items() if key.startswith("torch"))
+                beside += f"; {bandwidth:.0%} of bandwidth, {peak:.0%} of peak"
+                findings.row(f"{shape.name}, {num_tokens} tokens", f"{found['us']:.1f} us", beside)
+
+
+def _sizes(shape: _Shape) -> tuple[tuple[int, ...], ...]:
+    return (shape.num_experts, 2 * shape.width, shape.hidden), (shape.num_experts, shape.hidden, shape.width)
+
+
+def _random(target: Target, *size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.bfloat16, device=target.device).normal_(0, size[-1] ** -0.5)
+
+
+def _layer(target: Target, shape: _Shape, num_tokens: int, matrices: list[Tensor]) -> _Layer:
+    device = target.device
+    ids = torch.rand(num_tokens, shape.num_experts, device=device).topk(shape.top_k).indices.contiguous()
+    weights = torch.rand(num_tokens, shape.top_k, device=device)
+    x = torch.randn(num_tokens, shape.hidden, device=device).bfloat16()
+    return _Layer(x, matrices[0], matrices[1], ids, weights)
+
+
+def _time(target: Target, layer: _Layer, findings: Findings, name: str) -> dict[str, float]:
+    rows, offsets = _sorted(layer, _order(layer))
+    functions: dict[str, Callable[[], Any]] = {
+        "us": lambda: fused_experts(*layer),
+        "torch_us": lambda: _by_torch(layer),
+        "torch_products_us": lambda: _products(layer, rows, offsets),
+    }
+    with target.kernels():
+        error = relative_error(fused_experts(*layer), _by_torch(layer))
+        if not error <= LIMIT:
+            findings.fault(f"{name}: differs from torch by {error:.1e}")
+        times = {key: 1e6 * target.seconds_per_call([call] * NUM_CALLS) for key, call in functions.items()}
+    return {key: round(value, 2) for key, value in times.items()} | {"difference": error}
+
+
+def _order(layer: _Layer) -> Tensor:
+    """Return the pairs in the order of experts."""
+    return layer.ids.flatten().argsort(stable=True)
+
+
+def _sorted(layer: _Layer, order: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows of all pairs in their order, and where the rows of each expert end."""
+    rows = layer.x.index_select(0, order // layer.ids.shape[1])
+    counts = torch.histc(layer.ids.float(), bins=len(layer.down), min=0, max=len(layer.down) - 1)
+    return rows, counts.cumsum(0).to(torch.int32)
+
+
+def _products(layer: _Layer, rows: Tensor, offsets: Tensor) -> Tensor:
+    """Return each pair's result, by two grouped products."""
+    units = torch._grouped_mm(rows, layer.gate_up.transpose(1, 2), offs=offsets)
+    gate, up = units.chunk(2, dim=1)
+    return torch._grouped_mm(torch.nn.functional.silu(gate) * up, layer.down.transpose(1, 2), offs=offsets)
+
+
+def _by_torch(layer: _Layer) -> Tensor:
+    """Return the whole layer by torch: pairs are sorted, multiplied and summed on the device."""
+    num_tokens, top_k = layer.ids.shape
+    order = _order(layer)
+    results = _products(layer, *_sorted(layer, order))
+    pairs = torch.empty_like(results).index_copy_(0, order, results).view(num_tokens, top_k, -1)
+    return (pairs.float() * layer.weights.unsqueeze(-1)).sum(1).to(layer.x.dtype)

@@ -1,0 +1,87 @@
+"""Checks of kernels that read weights: experts in each of their forms, and products with integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from moeflow.kernels.expert_biases import ExpertBiases
+from moeflow.kernels.experts import fused_experts
+from moeflow.kernels.linear import linear
+from moeflow.kernels.triton.planar_weights import PlanarFormat, PlanarWeights, pack
+from studies.gpu_check.resident.accuracy import Accuracy, Widen
+
+_FORMATS: tuple[PlanarFormat, ...] = ("int8", "int4")
+
+
+class _Experts(NamedTuple):
+    gate_up: Tensor
+    down: Tensor
+    biases: ExpertBiases
+    packed: dict[PlanarFormat, tuple[PlanarWeights, PlanarWeights]]
+
+
+def check_experts(accuracy: Accuracy) -> None:
+    """Compare the sum of chosen experts, of few tokens and of many, in floats and integers."""
+    is_small = accuracy.target.is_rehearsal
+    num_experts, top_k, hidden, width = (4, 2, 64, 32) if is_small else (32, 4, 2048, 768)
+    gate_up = accuracy.draw(num_experts, 2 * width, hidden, scale=hidden**-0.5)
+    down = accuracy.draw(num_experts, hidden, width, scale=width**-0.5)
+    biases = ExpertBiases(accuracy.draw(num_experts, 2 * width), accuracy.draw(num_experts, hidden))
+    packed = {name: (pack(gate_up, name), pack(down, name)) for name in _FORMATS}
+    for num_tokens in (1, 3) if is_small else (1, 6, 64, 300):
+        _check_experts(accuracy, _Experts(gate_up, down, biases, packed), num_tokens, top_k)
+
+
+def _check_experts(accuracy: Accuracy, experts: _Experts, num_tokens: int, top_k: int) -> None:
+    num_experts, hidden, _ = experts.down.shape
+    x, residual = (accuracy.draw(num_tokens, hidden) for _ in range(2))
+    ids = torch.stack([accuracy.permutation(num_experts)[:top_k] for _ in range(num_tokens)])
+    weights = torch.rand(num_tokens, top_k, device=x.device)
+
+    def plain(widen: Widen) -> Sequence[Tensor]:
+        gate_up, down = widen(experts.gate_up), widen(experts.down)
+        return [fused_experts(widen(x), gate_up, down, ids, weights, residual=widen(residual))]
+
+    def biased(widen: Widen) -> Sequence[Tensor]:
+        gate_up, down = widen(experts.gate_up), widen(experts.down)
+        biases = ExpertBiases(*map(widen, experts.biases))
+        return [fused_experts(widen(x), gate_up, down, ids, weights, biases=biases)]
+
+    def quantized(widen: Widen) -> Sequence[Tensor]:
+        gate_up, down = (_of_dtype(it, widen(x)) for it in experts.packed[weight_format])
+        return [fused_experts(widen(x), gate_up, down, ids, weights)]
+
+    accuracy.check("experts", plain)
+    accuracy.check("experts, biases", biased)
+    for weight_format in _FORMATS:
+        accuracy.check(f"experts, {weight_format}", quantized)
+
+
+def check_quantized(accuracy: Accuracy) -> None:
+    """Compare products with integer matrices."""
+    num_rows, num_columns = (40, 64) if accuracy.target.is_rehearsal else (5120, 2048)
+    for weight_format in _FORMATS:
+        weight = pack(accuracy.draw(1, num_rows, num_columns, scale=num_columns**-0.5), weight_format)
+        for num_tokens in (1, 5) if accuracy.target.is_rehearsal else (1, 3, 16, 100):
+            _check_product(accuracy, f"product, {weight_format}", weight, num_tokens)
+
+
+def _check_product(accuracy: Accuracy, name: str, weight: PlanarWeights, num_tokens: int) -> None:
+    x, bias = accuracy.draw(num_tokens, weight.shape[2]), accuracy.draw(weight.shape[1])
+
+    def run(widen: Widen) -> Sequence[Tensor]:
+        given = _of_dtype(weight, widen(x))
+        return [linear(widen(x), given[0] if isinstance(given, Tensor) else given, widen(bias))]
+
+    accuracy.check(name, run)
+
+
+def _of_dtype(packed: PlanarWeights, x: Tensor) -> PlanarWeights | Tensor:
+    """Return matrices for inputs: their exact values for float64."""
+    if x.dtype is not torch.float64:
+        return packed
+    return torch.stack([packed[number] for number in range(len(packed))]).double()
