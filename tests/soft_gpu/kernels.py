@@ -23,6 +23,7 @@ from moeflow.kernels.attention.device_table import DeviceTable
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.expert_biases import ExpertBiases
+from moeflow.kernels.linear import linear
 from moeflow.kernels.norm import NormWeights
 from moeflow.kernels.recurrent import gates as gates_reference
 from moeflow.kernels.recurrent import recurrence as recurrence_reference
@@ -33,7 +34,7 @@ from moeflow.kernels.triton import attention as triton_attention
 from moeflow.kernels.triton import attention_input as triton_attention_input
 from moeflow.kernels.triton import experts as triton_experts
 from moeflow.kernels.triton import gates as triton_gates
-from moeflow.kernels.triton import kv_cache, latent_input, launching, matrix_products, rotary_table
+from moeflow.kernels.triton import kv_cache, latent_input, launching, matrix_products, quantized_linear, rotary_table
 from moeflow.kernels.triton import norm as triton_norm
 from moeflow.kernels.triton import recurrence as triton_recurrence
 from moeflow.kernels.triton import routing as triton_routing
@@ -71,7 +72,8 @@ def soft_kernels() -> Iterator[None]:
             stand_in = _stand_in(getattr(module, name), reference)
             patches.enter_context(mock.patch.object(module, name, stand_in))
         for module in {matrix_products, *(module for module, *_ in _REFERENCES)}:
-            patches.enter_context(mock.patch.object(module, "launch", _count))
+            if hasattr(module, "launch"):
+                patches.enter_context(mock.patch.object(module, "launch", _count))
         yield
 
 
@@ -226,6 +228,7 @@ _REFERENCES: tuple[tuple[ModuleType, str, Function], ...] = (
     (triton_recurrence, "recurrence", _of_states(recurrence_reference.recurrence)),
     (triton_short_conv, "short_conv", _of_states(short_conv_reference.short_conv)),
     (triton_experts, "fused_experts", experts_reference.fused_experts),
+    (quantized_linear, "quantized_linear", linear),
     (triton_experts, "expert_pairs", experts_reference.expert_pairs),
     (triton_gates, "gated_norm", gates_reference.gated_norm),
     (triton_gates, "sigmoid_gate", gates_reference.sigmoid_gate),

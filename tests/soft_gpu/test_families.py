@@ -49,10 +49,7 @@ MOST_OF_FAMILY = {
 @pytest.mark.slow
 @pytest.mark.parametrize("families", GROUPS, ids="-".join)
 def test_tokens_are_the_processors_and_no_layer_waits(families: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", "tests.soft_gpu.run_families", *families]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found = _printed_by("run_families", families)
     assert set(found) == set(families)
     for family, batches in found.items():
         most = MOST_OF_FAMILY.get(family, MOST_LAUNCHES) * NUM_LAYERS + OUTSIDE_LAYERS
@@ -63,3 +60,20 @@ def test_tokens_are_the_processors_and_no_layer_waits(families: tuple[str, ...])
             assert sum(counts["launches"].values()) <= most, where
             assert sum(counts["synchronizations"].values()) == 1, where  # for the sampled tokens
             assert not counts["pageable_copies"], where
+
+
+@pytest.mark.slow
+def test_integer_weights_run_with_and_without_graphs() -> None:
+    families = ("qwen3_moe", "gpt_oss")
+    found = _printed_by("run_quantized", families)
+    assert set(found) == set(families)
+    for formats in found.values():
+        assert formats == {name: {"format": name, "head": "int8", "is_equal": True} for name in ("int8", "int4")}
+
+
+def _printed_by(module: str, families: tuple[str, ...]) -> dict[str, Any]:
+    command = [sys.executable, "-m", f"tests.soft_gpu.{module}", *families]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found

@@ -37,7 +37,8 @@ class PlanarRows(msgspec.Struct, frozen=True):
         values, scales = self.weights.values, self.weights.scales
         step = max(_FILLED_VALUES // source.shape[1], 1)
         for start in range(0, self.num_rows, step):
-            part = source[start : start + step].to(values.device)
+            rows = source[start : start + step]
+            part = values.new_empty(rows.shape, dtype=rows.dtype).copy_(rows)
             packed = pack(part[None], made_format(self.weights.format))
             place = slice(self.first + start, self.first + start + len(part))
             values[self.slot, place] = packed.values[0]

@@ -134,7 +134,7 @@ def _int4(groups: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _inverse(scales: Tensor) -> Tensor:
-    return torch.where(scales == 0, 0.0, 1 / scales)
+    return (1 / scales).masked_fill(scales == 0, 0.0)
 
 
 def words_of(codes: Tensor, bits: int) -> Tensor:
