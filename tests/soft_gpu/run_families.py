@@ -37,6 +37,7 @@ SMALL: Mapping[str, Any] = {
     "head_dim": 32,
     "intermediate_size": 96,
     "max_position_embeddings": 512,
+    "initializer_range": 0.1,  # so that tokens depend on those before them
 }
 SMALL_MIXERS: Mapping[str, int] = {
     "linear_num_key_heads": 2,
