@@ -113,8 +113,6 @@ class GraphForward:
         number = len(given.starts)
         if len(given.token_ids) != number or given.trees or given.num_encoder_tokens:
             return None
-        if any(use.saves for use in given.states):
-            return None
         place = bisect_left(self._sizes, number)
         return self._sizes[place] if place < len(self._sizes) and self._sizes[place] in self._passes else None
 
@@ -142,16 +140,16 @@ class GraphForward:
         return [*numbers, *self._state_arrays(given, source), table, blocks]
 
     def _state_arrays(self, given: PassInput, source: np.ndarray) -> list[np.ndarray]:
-        """Return the arrays of a `StateTable`: each sequence is a chain with one store."""
+        """Return the arrays of a `StateTable`: each sequence is a chain, and may store a checkpoint and its state."""
         if self._kv.states is None:
             return []
         size = len(source)
         places = np.arange(size)
         sources = np.array([use.source for use in given.states])[source]
-        targets = np.full(size, NO_SLOT)
-        targets[: len(given.states)] = [use.target for use in given.states]
-        columns = [places, sources, places, places + 1, places + 1]
-        return [np.array(columns, np.int32), np.array([np.full(size, 1), targets], np.int32)]
+        slots = np.full((size, 2), NO_SLOT)
+        slots[: len(given.states)] = [(use.saves[0][1] if use.saves else NO_SLOT, use.target) for use in given.states]
+        columns = [places, sources, 2 * places, 2 * places + 2, places + 1]
+        return [np.array(columns, np.int32), np.array([np.full(2 * size, 1), slots.ravel()], np.int32)]
 
     def _largest_arrays(self, size: int) -> list[np.ndarray]:
         """Return the same arrays of the longest sequences, but for their numbers."""

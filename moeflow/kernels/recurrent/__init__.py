@@ -1,1 +1,1 @@
-"""Operations of layers that keep a state of each sequence: in plain torch, and by the CPU extension."""
+"""Operations of layers that keep a state of each sequence: in plain torch, by the CPU extension, and on a GPU."""

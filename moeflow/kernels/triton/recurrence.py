@@ -3,6 +3,8 @@
 A program keeps 16 value dimensions of one head's state in registers, [key_dim, 16]. It takes the tokens of its
 sequence one after another. So the kernel reads and writes each state once: 2 MiB in a layer of Qwen3-Next, which 256
 programs share. Value dimensions do not depend on each other, and the bits of a token do not depend on its pass.
+Tokens wait for each other, so that latency bounds prompts. Hence a program is one warp, without barriers between warps,
+and loads inputs before the token's turn.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _VALUE_BLOCK: Final = 16
-_WARP_VALUES: Final = 512  # of a state: 16 in each thread's registers
-_MAX_WARPS: Final = 4
+_WARP_VALUES: Final = 2048  # of a state: 64 in each thread's registers
+_STAGES = tl.constexpr(3)  # of loads: two tokens ahead
 
 
 @triton.jit
@@ -43,6 +45,16 @@ def softplus(x):
 def sigmoid(x):
     """Return `1 / (1 + exp(-x))`."""
     return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def load_gates(steps_ptr, rates_ptr, row, gate_stride, has_rates: tl.constexpr):
+    """Return a token's step and rate of one head, as the layer projects them, float32."""
+    step = tl.load(steps_ptr + row * gate_stride).to(tl.float32)
+    rate = step
+    if has_rates:
+        rate = tl.load(rates_ptr + row * gate_stride).to(tl.float32)
+    return step, rate
 
 
 @triton.jit(do_not_specialize=["num_sequences", "num_stores"])
@@ -97,6 +109,8 @@ def recurrence_kernel(
     queries_ptr += key_head * key_dim + rows
     keys_ptr += key_head * key_dim + rows
     values_ptr += head * value_dim + columns
+    steps_ptr += head
+    rates_ptr += head
     out_ptr += head * value_dim + columns
     slots_ptr += head * (key_dim * value_dim) + rows[:, None] * value_dim + columns[None, :]
     step_bias = tl.load(step_bias_ptr + head)
@@ -104,7 +118,7 @@ def recurrence_kernel(
     skip = tl.load(skip_ptr + head) if has_skip else 0.0
     first = tl.program_id(1)
     for sequence in range(first, tl.load(sequences_ptr + 4 * num_sequences + first)):
-        row = tl.load(sequences_ptr + sequence).to(tl.int64)
+        first_row = tl.load(sequences_ptr + sequence).to(tl.int64)
         source = tl.load(sequences_ptr + num_sequences + sequence).to(tl.int64)
         begin = tl.load(sequences_ptr + 2 * num_sequences + sequence)
         end = tl.load(sequences_ptr + 3 * num_sequences + sequence)
@@ -114,15 +128,18 @@ def recurrence_kernel(
         num_done = 0
         for store in range(begin, end):
             num_tokens = tl.load(stores_ptr + store)
-            for _ in range(num_done, num_tokens):
+            last = tl.maximum(num_tokens - 1, 0)
+            next_row = first_row + tl.minimum(num_done, last)
+            next_step, next_rate = load_gates(steps_ptr, rates_ptr, next_row, gate_stride, has_rates)
+            for token in tl.range(num_done, num_tokens, num_stages=_STAGES):
+                row = first_row + token
                 query = tl.load(queries_ptr + row * row_stride, mask=is_key, other=0.0).to(tl.float32)
                 key = tl.load(keys_ptr + row * row_stride, mask=is_key, other=0.0).to(tl.float32)
                 value = tl.load(values_ptr + row * row_stride, mask=is_value, other=0.0).to(tl.float32)
-                step = softplus(tl.load(steps_ptr + row * gate_stride + head).to(tl.float32) + step_bias)
-                step = tl.minimum(tl.maximum(step, least_step), most_step)
-                rate = step
-                if has_rates:
-                    rate = sigmoid(tl.load(rates_ptr + row * gate_stride + head).to(tl.float32))
+                step = tl.minimum(tl.maximum(softplus(next_step + step_bias), least_step), most_step)
+                rate = sigmoid(next_rate) if has_rates else step
+                next_row = first_row + tl.minimum(token + 1, last)
+                next_step, next_rate = load_gates(steps_ptr, rates_ptr, next_row, gate_stride, has_rates)
                 if has_norm:
                     query *= 1.0 / tl.sqrt_rn(tl.sum(query * query, axis=0) + norm_eps)
                     key *= 1.0 / tl.sqrt_rn(tl.sum(key * key, axis=0) + norm_eps)
@@ -136,7 +153,6 @@ def recurrence_kernel(
                     found += value * skip
                 out = found.to(out_ptr.dtype.element_ty)
                 tl.store(out_ptr + row * (num_heads * value_dim), out, mask=is_value)
-                row += 1
             num_done = num_tokens
             slot = tl.load(stores_ptr + num_stores + store).to(tl.int64)
             if slot >= 0:
@@ -198,6 +214,6 @@ def recurrence(
         has_skip=layer.skip is not None,
         key_block=key_block,
         value_block=value_block,
-        num_warps=min(max(key_block * value_block // _WARP_VALUES, 1), _MAX_WARPS),
+        num_warps=max(key_block * value_block // _WARP_VALUES, 1),
     )
     return out

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from triton.runtime.interpreter import InterpreterBuilder
 
 from moeflow.kernels.cpu import row_ops
 from moeflow.kernels.triton import launching
@@ -39,3 +40,16 @@ def triton_alone(*modules: ModuleType) -> Iterator[list[Any]]:
         for module in modules:
             patch.setattr(module, "launch", launch)
         yield started
+
+
+@contextmanager
+def last_program_first() -> Iterator[None]:
+    """Run the programs of each kernel in reverse order, so that none relies on those before it."""
+    set_place = InterpreterBuilder.set_grid_idx
+
+    def set_from_the_end(self: Any, *place: int) -> None:
+        set_place(self, *(size - 1 - at for size, at in zip(self.grid_dim, place, strict=True)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InterpreterBuilder, "set_grid_idx", set_from_the_end)
+        yield

@@ -22,7 +22,7 @@ from moeflow.kernels.recurrent.state_sequences import (
 from moeflow.kernels.recurrent.state_table import StateTable
 from moeflow.kernels.triton import recurrence as triton_recurrence
 from tests.kernels.recurrent.passes import LENGTHS, mixed, rows_of
-from tests.kernels.triton.launches import triton_alone
+from tests.kernels.triton.launches import last_program_first, triton_alone
 from tests.kernels.triton.tolerance import tolerance
 
 HEADS, KEY_HEADS = 4, 2
@@ -133,6 +133,17 @@ def test_every_kind_of_layer_stores_states_and_reads_them(changes: dict[str, obj
     kept = torch.stack([first[1][1], first[1][0], first[1][3], second[1][1]])
     torch.testing.assert_close(slots[:, 3:].double(), kept, **tolerance(torch.float32))
     assert slots[:, :3].isnan().all()
+
+
+def test_a_sequence_waits_for_one_of_the_same_pass_that_stores_its_state() -> None:
+    layer = make_layer(**DELTA)
+    rows = make_rows(layer, 5, torch.float32)
+    states = LayerStates(torch.full((3, layer.state_values), torch.nan))
+    sequences = StateSequences([StateSequence(0, 3, NO_STATE, 0, [(2, 1)]), StateSequence(3, 2, 1, 2)])
+    with triton_alone(), last_program_first():
+        found = recurrence(layer, given_of(layer, rows), states, sequences)
+    want = expected_of(layer, rows[[0, 1, 3, 4]])[0][2:]
+    torch.testing.assert_close(found[3:].double(), want, **tolerance(torch.float32))
 
 
 def test_rows_of_padding_store_nothing() -> None:

@@ -12,7 +12,7 @@ from moeflow.kernels.recurrent.state_table import StateTable
 from moeflow.kernels.triton import short_conv as triton_conv
 from tests.kernels.recurrent.passes import mixed
 from tests.kernels.recurrent.test_short_conv import KINDS, make
-from tests.kernels.triton.launches import triton_alone
+from tests.kernels.triton.launches import last_program_first, triton_alone
 from tests.kernels.triton.tolerance import tolerance
 
 
@@ -54,6 +54,18 @@ def test_tokens_are_the_same_in_passes_of_decodes_and_in_long_ones(monkeypatch: 
     assert slots[1, 2:].equal(slots[2, 2:])
     assert slots[0, 2:].equal(x[2:5].flatten())
     assert slots[:, :2].isnan().all()
+
+
+def test_a_sequence_waits_for_one_of_the_same_pass_that_stores_its_state() -> None:
+    torch.manual_seed(3)
+    x, weight = torch.randn(5, 8), torch.randn(8, 3)
+    states = LayerStates(torch.full((3, 16), torch.nan))
+    sequences = StateSequences([StateSequence(0, 3, NO_STATE, 0, [(2, 1)]), StateSequence(3, 2, 1, 2)])
+    with triton_alone(), last_program_first():
+        found = short_conv(x, weight, None, states, sequences)
+    spare = LayerStates(torch.zeros(1, 16))
+    want = short_conv(x[[0, 1, 3, 4]], weight, None, spare, StateSequences([StateSequence(0, 4, NO_STATE, 0)]))
+    torch.testing.assert_close(found[3:], want[2:])
 
 
 def test_rows_of_padding_store_nothing() -> None:
