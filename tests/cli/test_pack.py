@@ -85,7 +85,7 @@ def test_what_is_learnt_comes_from_the_file_that_was_packed_where_float32_has_no
     write_tiny_mixtral(tmp_path / "model", intermediate_size=4096, num_local_experts=8)
     room = HostResources(1, 2**40, PROCESS_BYTES + 16 * MIB, None, 0, process_bytes=64 * MIB)
     for module in (resolve, routing_learning):
-        monkeypatch.setattr(module, "host_resources", lambda: room)
+        monkeypatch.setattr(module, "host_resources", lambda *_: room)
     done = CliRunner().invoke(main, ["pack", str(tmp_path / "model"), "--cache-dir", str(tmp_path), "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["weight_format"] == "float32"

@@ -122,13 +122,13 @@ def test_a_pipeline_keeps_keys_and_values_as_the_host_s_kernels_know_them():
 @pytest.mark.slow  # plans
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 def test_what_a_gpu_does_not_run_is_planned_for_the_host(shape):
-    plan = planned(shape, "t4", quantize="int8")
-    assert (plan.config.device, plan.config.weight_format, plan.config.offload) == ("cpu", "int8", None)
+    plan = planned(shape, "t4", quantize="q4_k")
+    assert (plan.config.device, plan.config.weight_format, plan.config.offload) == ("cpu", "q4_k", None)
     assert dict(plan.reasons)["device"].startswith("cpu: --quantize is for the processor")
-    on_host = planned(shape, "t4", device="cpu", quantize="int8")
+    on_host = planned(shape, "t4", device="cpu", quantize="q4_k")
     assert on_host.config == plan.config
     with pytest.raises(ConfigError, match=r"--quantize is for the processor: .*; use --device cpu"):
-        planned(shape, "t4", device="cuda", quantize="int8")
+        planned(shape, "t4", device="cuda", quantize="q4_k")
     with pytest.raises(ConfigError, match="--dtype float16 is for GPUs"):
         planned(shape, "t4", device="cpu", dtype="float16")
 

@@ -50,7 +50,7 @@ def gpu_refusal(settings: Settings, shape: ModelConfig) -> GpuRefusal | None:
     if kind := refusing_kind(shape, DEVICES):
         return GpuRefusal(f"GPUs do not run {kind}, which this model has ({shape.model_type})", "use --device cpu")
     if settings.quantize is not None and (why := _why_not_quantized(settings.quantize, shape)):
-        return GpuRefusal(f"--quantize {settings.quantize} is not for this GPU: {why}", "use --device cpu")
+        return GpuRefusal(f"--quantize is for the processor: {why}", "use --device cpu, or remove --quantize")
     for name, why in _ON_CPU_ONLY.items():
         if getattr(settings, name) != _NEUTRAL.get(name):
             for flag in given_options(settings, (name,)):

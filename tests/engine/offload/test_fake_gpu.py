@@ -14,10 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.engine.offload.micro_batches import Side, cut_pass
-from moeflow.kernels import rotary
+from moeflow.kernels import device_arrays, rotary
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.embedding import embedding
+from moeflow.kernels.triton import launching
 from moeflow.models.layers import attention as layers_attention
 from moeflow.models.layers.allocation.tensors import TensorAllocator
 from moeflow.models.layers.context import ForwardContext
@@ -41,6 +42,8 @@ def test_a_layer_s_stages_stay_on_the_device(tmp_path, monkeypatch, family):
     monkeypatch.setattr(torch, "tensor", without_values)
     monkeypatch.setattr(torch, "bincount", lambda ids, minlength: torch.empty(minlength, device=ids.device))
     monkeypatch.setattr(layers_attention, "attend", attend_in_part)
+    monkeypatch.setattr(launching, "accepts", lambda _: False)  # kernels need a real GPU
+    monkeypatch.setattr(device_arrays, "on_device", lambda rows, device: [without_values(rows[0], device=device)])
     with FakeTensorMode(), torch.inference_mode():
         model = find_family(checkpoint).build(shape, TensorAllocator(torch.bfloat16, GPU))
         kv = BlocksOnGpu(shape)
