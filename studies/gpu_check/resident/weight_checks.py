@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,17 +11,18 @@ from torch import Tensor
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.experts import fused_experts
 from moeflow.kernels.linear import linear
-from moeflow.kernels.triton.planar_weights import PlanarFormat, PlanarWeights, pack
+from moeflow.kernels.triton.planar_weights import PlanarWeights, pack
 from studies.gpu_check.resident.accuracy import Accuracy, Widen
 
-_FORMATS: tuple[PlanarFormat, ...] = ("int8", "int4")
+_Format: TypeAlias = Literal["int8", "int4"]
+_FORMATS: tuple[_Format, ...] = ("int8", "int4")
 
 
 class _Experts(NamedTuple):
     gate_up: Tensor
     down: Tensor
     biases: ExpertBiases
-    packed: dict[PlanarFormat, tuple[PlanarWeights, PlanarWeights]]
+    packed: dict[_Format, tuple[PlanarWeights, PlanarWeights]]
 
 
 def check_experts(accuracy: Accuracy) -> None:
