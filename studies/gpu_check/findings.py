@@ -8,9 +8,9 @@ from typing import Any
 
 
 class Findings:
-    """The results of a step, rewritten to its file with each one: a step that is ended leaves those it had."""
+    """The results of a step, rewritten to its file, if any, with each one: a step that is ended leaves those it had."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path | None) -> None:
         self._file = file
         self.result: dict[str, Any] = {}
         self.rows: list[tuple[str, str, str]] = []
@@ -32,6 +32,8 @@ class Findings:
         self._write()
 
     def _write(self) -> None:
+        if self._file is None:
+            return
         found = {"result": self.result, "rows": self.rows, "faults": self.faults}
         part = self._file.with_suffix(".part")
         part.write_text(json.dumps(found), encoding="utf-8")

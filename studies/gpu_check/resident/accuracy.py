@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from studies.gpu_check.resident.target import Target
 
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 # Largest error relative to the largest number of a row.
-LIMITS: Final = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
+LIMITS: Final = {torch.float32: 5e-5, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
 INT8_LIMIT: Final = 1.2e-2  # of numbers that are stored as int8: rounding may go the other way
 Widen = Callable[[Tensor], Tensor]
 
@@ -96,9 +95,3 @@ def poisoned_memory() -> Iterator[None]:
 
     with mock.patch.object(torch, "empty", poisoned):
         yield
-
-
-def seeds() -> Iterator[int]:
-    """Yield fresh seeds, other ones in each run."""
-    first = torch.seed() % 2**31
-    return itertools.count(first)

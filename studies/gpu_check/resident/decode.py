@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -42,6 +43,7 @@ Times = dict[str, dict[int, dict[int, list[float]]]]  # of an arm, a batch and a
 def run(options: argparse.Namespace, findings: Findings) -> None:
     """Note medians and spreads of each arm, whose rounds take turns."""
     target = Target(options)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it builds a plan for each length
     batches, num_rounds = ((2,), 1) if target.is_rehearsal else ((1, 16, 64), 3)
     times: Times = {}
     ceilings = target.ceilings()
@@ -112,18 +114,16 @@ def _compare(findings: Findings, target: Target, times: Times, read_bytes_per_s:
 
 def _transformers_arms(target: Target, model: PreTrainedModel) -> Iterator[tuple[str, Arm]]:
     for implementation in IMPLEMENTATIONS:
-
-        def arm(batch: int, implementation: str = implementation) -> float:
-            model.set_experts_implementation(implementation)
-            return _transformers_pass_s(target, model, batch)
-
-        yield f"transformers, {implementation}", arm
+        yield f"transformers, {implementation}", partial(_transformers_pass_s, target, model, implementation)
 
 
 @torch.no_grad()
-def _transformers_pass_s(target: Target, model: PreTrainedModel, batch: int) -> float:
+def _transformers_pass_s(target: Target, model: PreTrainedModel, implementation: str, batch: int) -> float:
+    """Time decode passes after a prompt pass, in which batched_mm would gather weights for each of all tokens."""
+    model.set_experts_implementation("grouped_mm")
     prompts = [prompt_ids(target, number, PROMPT_LEN) for number in range(batch)]
     out = model(torch.tensor(prompts, device=target.device), use_cache=True)
+    model.set_experts_implementation(implementation)
     times = []
     for _ in range(num_passes(target)):
         tokens = out.logits[:, -1:].argmax(-1)

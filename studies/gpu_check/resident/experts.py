@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +17,7 @@ from studies.gpu_check.resident.accuracy import relative_error
 from studies.gpu_check.resident.target import Target
 
 LIMIT = 3.2e-2  # of the relative difference
-NUM_CALLS = 4
+NUM_CALLS = 4  # with different experts: few of them would stay in the cache
 
 
 class _Shape(NamedTuple):
@@ -46,16 +48,18 @@ def run(options: argparse.Namespace, findings: Findings) -> None:
         for shape in shapes:
             matrices = [_random(target, *size) for size in _sizes(shape)]
             for num_tokens in counts:
-                layer = _layer(target, shape, num_tokens, matrices)
-                found = _time(target, layer, findings, f"{shape.name}, {num_tokens} tokens")
-                used = len(set(layer.ids.flatten().tolist())) * 3 * shape.hidden * shape.width
-                flops = 2.0 * num_tokens * shape.top_k * 3 * shape.hidden * shape.width
-                bandwidth = 2 * used / found["us"] * 1e6 / ceilings.read_bytes_per_s
-                peak = flops / found["us"] * 1e6 / ceilings.bf16_flops_per_s
-                findings.note(**{f"{shape.name}, {num_tokens} tokens": found | {"bandwidth": bandwidth, "peak": peak}})
-                beside = ", ".join(f"{key} {value:.1f}" for key, value in found.items() if key.startswith("torch"))
-                beside += f"; {bandwidth:.0%} of bandwidth, {peak:.0%} of peak"
-                findings.row(f"{shape.name}, {num_tokens} tokens", f"{found['us']:.1f} us", beside)
+                layers = [_layer(target, shape, num_tokens, matrices) for _ in range(NUM_CALLS)]
+                name = f"{shape.name}, {num_tokens} tokens"
+                found = _time(target, layers, findings, name)
+                num_used = statistics.mean(len(set(layer.ids.flatten().tolist())) for layer in layers)
+                weights = 3 * shape.hidden * shape.width
+                bandwidth = 2 * num_used * weights / found["us"] * 1e6 / ceilings.read_bytes_per_s
+                peak = 2.0 * num_tokens * shape.top_k * weights / found["us"] * 1e6 / ceilings.bf16_flops_per_s
+                findings.note(**{name: found | {"bandwidth": round(bandwidth, 4), "peak": round(peak, 4)}})
+                beside = f"torch {found['torch_us']:.1f} us, its products alone {found['torch_products_us']:.1f} us"
+                findings.row(
+                    name, f"{found['us']:.1f} us", f"{beside}; {bandwidth:.0%} of bandwidth, {peak:.0%} of peak"
+                )
 
 
 def _sizes(shape: _Shape) -> tuple[tuple[int, ...], ...]:
@@ -74,19 +78,18 @@ def _layer(target: Target, shape: _Shape, num_tokens: int, matrices: list[Tensor
     return _Layer(x, matrices[0], matrices[1], ids, weights)
 
 
-def _time(target: Target, layer: _Layer, findings: Findings, name: str) -> dict[str, float]:
-    rows, offsets = _sorted(layer, _order(layer))
-    functions: dict[str, Callable[[], Any]] = {
-        "us": lambda: fused_experts(*layer),
-        "torch_us": lambda: _by_torch(layer),
-        "torch_products_us": lambda: _products(layer, rows, offsets),
+def _time(target: Target, layers: list[_Layer], findings: Findings, name: str) -> dict[str, float]:
+    calls: dict[str, list[Callable[[], Any]]] = {
+        "us": [partial(fused_experts, *layer) for layer in layers],
+        "torch_us": [partial(_by_torch, layer) for layer in layers],
+        "torch_products_us": [partial(_products, layer, *_sorted(layer, _order(layer))) for layer in layers],
     }
     with target.kernels():
-        error = relative_error(fused_experts(*layer), _by_torch(layer))
+        error = relative_error(fused_experts(*layers[0]), _by_torch(layers[0]))
         if not error <= LIMIT:
             findings.fault(f"{name}: differs from torch by {error:.1e}")
-        times = {key: 1e6 * target.seconds_per_call([call] * NUM_CALLS) for key, call in functions.items()}
-    return {key: round(value, 2) for key, value in times.items()} | {"difference": error}
+        times = {key: 1e6 * target.seconds_per_call(of_key) for key, of_key in calls.items()}
+    return {key: round(value, 2) for key, value in times.items()} | {"difference": round(error, 5)}
 
 
 def _order(layer: _Layer) -> Tensor:

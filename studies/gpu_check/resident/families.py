@@ -9,6 +9,8 @@ from unittest import mock
 
 from moeflow.engine import decode_graphs
 from studies.gpu_check.findings import Findings
+from studies.gpu_check.options import is_rehearsal
+from studies.gpu_check.resident.parallel import in_parallel
 from studies.gpu_check.resident.target import Target
 from studies.small_families import FAMILIES, Answers, equal_share, greedy_answers, small_config, write_small
 
@@ -19,21 +21,17 @@ REHEARSED_TOKENS = 3
 
 def run(options: argparse.Namespace, findings: Findings) -> None:
     """Note the share of equal tokens: eager and by CUDA graphs in float32, where all must be equal, and in bfloat16."""
-    target = Target(options)
-    families = FAMILIES[:1] if target.is_rehearsal else FAMILIES
-    for family in families:
-        try:
-            shares = _shares(family, options.scratch / family, target)
-        except Exception as error:  # the other families are compared nonetheless
-            findings.fault(f"{family}: {type(error).__name__}: {error}"[:500])
-            continue
+    families = FAMILIES[:1] if is_rehearsal(options) else FAMILIES
+    for family, shares in in_parallel(options, findings, _shares, families):
         findings.note(**{family: shares})
+        figures = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+        findings.row(family, figures, "equal tokens")
         if min(shares["float32 eager"], shares["float32 graphs"]) < 1.0:
             findings.fault(f"{family} gives other tokens than the processor: {shares}")
-    _summarize(findings, len(families))
 
 
-def _shares(family: str, folder: Path, target: Target) -> dict[str, float]:
+def _shares(options: argparse.Namespace, family: str) -> dict[str, float]:
+    target, folder = Target(options), options.scratch / family
     write_small(family, folder)
     found = {}
     num_tokens = REHEARSED_TOKENS if target.is_rehearsal else NUM_TOKENS
@@ -51,11 +49,3 @@ def _on_target(folder: Path, target: Target, dtype: str, has_graphs: bool, num_t
     config = small_config(folder, target.engine_device, dtype, max_num_seqs=4)
     with target.models(), can_capture:
         return greedy_answers(config, PROMPT_LENS, num_tokens)
-
-
-def _summarize(findings: Findings, num_families: int) -> None:
-    shares = list(findings.result.values())
-    for name in shares[0] if shares else ():
-        values = [each[name] for each in shares]
-        equal = f"{sum(value == 1.0 for value in values)} of {num_families} families equal"
-        findings.row(name, equal, f"equal tokens at least {min(values):.1%}")

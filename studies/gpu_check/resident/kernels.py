@@ -3,28 +3,48 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+from typing import Any
 
 import torch
 
 from studies.gpu_check.findings import Findings
-from studies.gpu_check.resident.accuracy import DTYPES, Accuracy, seeds
+from studies.gpu_check.resident.accuracy import DTYPES, Accuracy
 from studies.gpu_check.resident.attention_checks import check_attention, check_attention_inputs, check_latent_attention
+from studies.gpu_check.resident.parallel import in_parallel
 from studies.gpu_check.resident.row_checks import check_rows
 from studies.gpu_check.resident.target import Target
 from studies.gpu_check.resident.weight_checks import check_experts, check_quantized
 
-_CHECKS = (check_rows, check_attention, check_attention_inputs, check_latent_attention, check_experts, check_quantized)
+_CHECKS = {
+    check.__name__: check
+    for check in (
+        check_experts,
+        check_attention,
+        check_attention_inputs,
+        check_rows,
+        check_quantized,
+        check_latent_attention,
+    )
+}
 
 
 def run(options: argparse.Namespace, findings: Findings) -> None:
     """Note each kernel's largest relative error in each dtype; an error beyond the limits fails the step."""
-    target, seed = Target(options), seeds()
+    parts = list(itertools.product(_CHECKS, DTYPES))
+    for _, (errors, faults) in in_parallel(options, findings, _check, parts):
+        for fault in faults:
+            findings.fault(fault)
+        for kernel, of_kernel in errors.items():
+            findings.note(**{kernel: findings.result.get(kernel, {}) | of_kernel})
+    for kernel, of_kernel in findings.result.items():
+        figures = ", ".join(f"{dtype} {error:.1e}" for dtype, error in sorted(of_kernel.items()))
+        findings.row(kernel, figures, "relative error")
+
+
+def _check(options: argparse.Namespace, part: tuple[str, torch.dtype]) -> tuple[dict[str, Any], list[str]]:
+    name, dtype = part
+    findings = Findings(None)
     with torch.inference_mode():
-        for check in _CHECKS:
-            for dtype in DTYPES:
-                try:
-                    check(Accuracy(target, findings, dtype, next(seed)))
-                except Exception as error:  # the other kernels are checked nonetheless
-                    findings.fault(f"{check.__name__}, {dtype}: {type(error).__name__}: {error}"[:500])
-    for kernel, errors in findings.result.items():
-        findings.row(kernel, ", ".join(f"{dtype} {error:.1e}" for dtype, error in errors.items()), "relative error")
+        _CHECKS[name](Accuracy(Target(options), findings, dtype, torch.seed() % 2**31))
+    return findings.result, findings.faults

@@ -64,10 +64,8 @@ class Target:
             for call in calls:
                 call()
             return (time.perf_counter() - start) / len(calls)
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
-            for call in calls:  # compiles kernels, and chooses algorithms
-                call()
+        for call in calls:  # compiles kernels, and chooses algorithms
+            call()
         self.wait()
         run = _captured(calls)
         times = []

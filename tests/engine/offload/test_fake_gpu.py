@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.engine.offload.micro_batches import Side, cut_pass
-from moeflow.kernels import device_arrays, rotary
+from moeflow.kernels import device_arrays, rotary, routing
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.embedding import embedding
@@ -43,6 +43,7 @@ def test_a_layer_s_stages_stay_on_the_device(tmp_path, monkeypatch, family):
     monkeypatch.setattr(torch, "bincount", lambda ids, minlength: torch.empty(minlength, device=ids.device))
     monkeypatch.setattr(layers_attention, "attend", attend_in_part)
     monkeypatch.setattr(launching, "accepts", lambda _: False)  # kernels need a real GPU
+    monkeypatch.setattr(routing, "_best", lambda ranks, count: ranks.topk(count, dim=-1).indices)  # sorting, too
     monkeypatch.setattr(device_arrays, "on_device", lambda rows, device: [without_values(rows[0], device=device)])
     with FakeTensorMode(), torch.inference_mode():
         model = find_family(checkpoint).build(shape, TensorAllocator(torch.bfloat16, GPU))
