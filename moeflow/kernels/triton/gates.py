@@ -65,7 +65,7 @@ def sigmoid_gate_kernel(x_ptr, x_stride, gate_ptr, gate_stride, out_ptr, size, b
     is_inside = columns < size
     x = tl.load(x_ptr + row * x_stride + columns, mask=is_inside, other=0.0)
     gate = tl.load(gate_ptr + row * gate_stride + columns, mask=is_inside, other=0.0)
-    share = (1.0 / (1.0 + tl.exp(-gate.to(tl.float32)))).to(gate.dtype).to(tl.float32)
+    share = tl.sigmoid(gate.to(tl.float32)).to(gate.dtype).to(tl.float32)
     tl.store(out_ptr + row * size + columns, (x.to(tl.float32) * share).to(x.dtype), mask=is_inside)
 
 

@@ -42,12 +42,6 @@ def softplus(x):
 
 
 @triton.jit
-def sigmoid(x):
-    """Return `1 / (1 + exp(-x))`."""
-    return 1.0 / (1.0 + tl.exp(-x))
-
-
-@triton.jit
 def load_gates(steps_ptr, rates_ptr, row, gate_stride, has_rates: tl.constexpr):
     """Return a token's step and rate of one head, as the layer projects them, float32."""
     step = tl.load(steps_ptr + row * gate_stride).to(tl.float32)
@@ -137,7 +131,7 @@ def recurrence_kernel(
                 key = tl.load(keys_ptr + row * row_stride, mask=is_key, other=0.0).to(tl.float32)
                 value = tl.load(values_ptr + row * row_stride, mask=is_value, other=0.0).to(tl.float32)
                 step = tl.minimum(tl.maximum(softplus(next_step + step_bias), least_step), most_step)
-                rate = sigmoid(next_rate) if has_rates else step
+                rate = tl.sigmoid(next_rate) if has_rates else step
                 next_row = first_row + tl.minimum(token + 1, last)
                 next_step, next_rate = load_gates(steps_ptr, rates_ptr, next_row, gate_stride, has_rates)
                 if has_norm:
