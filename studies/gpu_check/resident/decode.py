@@ -1,4 +1,4 @@
-"""Times decode passes of Qwen3-30B-A3B's layers: moeflow by CUDA graphs and eager, transformers, and the floor."""
+"""Times decode passes of Qwen3-30B-A3B's layers by moeflow and transformers, beside reading the weights once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -34,7 +35,7 @@ from studies.gpu_check.resident.target import Target
 
 PROMPT_LEN = 16
 WARM_PASSES = 3  # not counted
-GRAPHS, EAGER = "moeflow, graphs", "moeflow, eager"
+GRAPHS, EAGER, INT4 = "moeflow, graphs", "moeflow, eager", "moeflow, int4"
 IMPLEMENTATIONS = ("grouped_mm", "batched_mm")  # of experts in transformers
 Arm = Callable[[int], float]  # from a batch size to the seconds of a pass
 Times = dict[str, dict[int, dict[int, list[float]]]]  # of an arm, a batch and a number of layers: one for each round
@@ -53,9 +54,7 @@ def run(options: argparse.Namespace, findings: Findings) -> None:
         model = build(target, num_layers)
         folder = folder_of(target, options.scratch, num_layers, model)
         arms[num_layers] = dict(_transformers_arms(target, model))
-        with target.models():
-            engine = load(target, folder, max_num_seqs=batches[-1], max_tokens=1024 if not target.is_rehearsal else 64)
-        arms[num_layers] |= _moeflow_arms(target, engine)
+        arms[num_layers] |= _moeflow_arms(target, folder, batches[-1], findings)
     for _ in range(num_rounds):
         for (num_layers, of_layers), batch in itertools.product(arms.items(), batches):
             for name, arm in of_layers.items():
@@ -99,7 +98,7 @@ def _compare(findings: Findings, target: Target, times: Times, read_bytes_per_s:
             whole.setdefault(name, {})[batch] = seconds
             rounds = of_batch[max(of_batch)]
             spread = (max(rounds) - min(rounds)) / statistics.median(rounds)
-            beside = f"{floors[batch] / seconds:.1%} of the floor, spread {spread:.0%}"
+            beside = f"{floors[batch] / seconds:.1%} of bfloat16's floor, spread {spread:.0%}"
             findings.row(f"{name}, batch {batch}", f"{1e3 * seconds:.2f} ms", beside)
     findings.note(
         whole_ms={name: {batch: round(1e3 * it, 4) for batch, it in of_arm.items()} for name, of_arm in whole.items()},
@@ -110,6 +109,9 @@ def _compare(findings: Findings, target: Target, times: Times, read_bytes_per_s:
         if others and batch in whole.get(GRAPHS, {}):
             ratio = min(others) / whole[GRAPHS][batch]
             findings.row(f"transformers over moeflow, batch {batch}", f"{ratio:.2f}", "times as long")
+        if batch in whole.get(GRAPHS, {}) and batch in whole.get(INT4, {}):
+            ratio = whole[GRAPHS][batch] / whole[INT4][batch]
+            findings.row(f"bfloat16 over int4, batch {batch}", f"{ratio:.2f}", "times as long")
 
 
 def _transformers_arms(target: Target, model: PreTrainedModel) -> Iterator[tuple[str, Arm]]:
@@ -119,7 +121,7 @@ def _transformers_arms(target: Target, model: PreTrainedModel) -> Iterator[tuple
 
 @torch.no_grad()
 def _transformers_pass_s(target: Target, model: PreTrainedModel, implementation: str, batch: int) -> float:
-    """Time decode passes after a prompt pass, in which batched_mm would gather weights for each of all tokens."""
+    """Time decode passes. Prompts use grouped_mm: batched_mm would gather weights for each of their tokens."""
     model.set_experts_implementation("grouped_mm")
     prompts = [prompt_ids(target, number, PROMPT_LEN) for number in range(batch)]
     out = model(torch.tensor(prompts, device=target.device), use_cache=True)
@@ -135,16 +137,27 @@ def _transformers_pass_s(target: Target, model: PreTrainedModel, implementation:
     return statistics.median(times[WARM_PASSES:])
 
 
-def _moeflow_arms(target: Target, engine: Engine) -> dict[str, Arm]:
-    """Return both arms of an engine: without a captured size, its passes are eager."""
+def _moeflow_arms(target: Target, folder: Path, largest_batch: int, findings: Findings) -> dict[str, Arm]:
+    """Return the arms of an engine, whose passes are eager without a captured size, and of one with int4 weights."""
+    # The device in software exists in the main thread alone, and threads quantize.
+    formats = {GRAPHS: None, INT4: None if target.is_rehearsal else "int4"}
+    max_tokens = 64 if target.is_rehearsal else 1024
+    arms: dict[str, Arm] = {}
+    for name, quantize in formats.items():
+        try:
+            with target.models():
+                engine = load(target, folder, max_num_seqs=largest_batch, max_tokens=max_tokens, quantize=quantize)
+        except Exception as error:  # the other arms are timed nonetheless
+            findings.fault(f"{name}: {type(error).__name__}: {error}"[:500])
+            continue
+        arms[name] = partial(_moeflow_pass_s, target, engine, nullcontext())
+        if name == GRAPHS:
+            eager = mock.patch.object(GraphForward, "_size_for", return_value=None)
+            arms[EAGER] = partial(_moeflow_pass_s, target, engine, eager)
+    return arms
 
-    def eager(batch: int) -> float:
-        return _moeflow_pass_s(target, engine, batch, mock.patch.object(GraphForward, "_size_for", return_value=None))
 
-    return {GRAPHS: lambda batch: _moeflow_pass_s(target, engine, batch, nullcontext()), EAGER: eager}
-
-
-def _moeflow_pass_s(target: Target, engine: Engine, batch: int, patch: AbstractContextManager[Any]) -> float:
+def _moeflow_pass_s(target: Target, engine: Engine, patch: AbstractContextManager[Any], batch: int) -> float:
     sampling = SamplingParams(temperature=0.0, max_tokens=num_passes(target) + 1, ignore_eos=True)
     times = []
     with target.models(), patch:

@@ -117,12 +117,13 @@ def folder_of(target: Target, scratch: Path, num_layers: int, model: PreTrainedM
     return folder
 
 
-def load(target: Target, folder: Path, *, max_num_seqs: int, max_tokens: int) -> Engine:
+def load(target: Target, folder: Path, *, max_num_seqs: int, max_tokens: int, quantize: str | None = None) -> Engine:
     """Return an engine with a model, for contexts and passes of at most so many tokens."""
     settings = Settings(
         model=str(folder),
         device=target.engine_device,
         dtype="bfloat16",
+        quantize=quantize,
         max_model_len=max_tokens,
         kv_cache_bytes=8 * MIB if target.is_rehearsal else 2 * GIB,
         max_num_seqs=max_num_seqs,
