@@ -51,8 +51,8 @@ _EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts",
 _NUM_EXPERTS: Final = 8
 
 
-def write_small(family: str, folder: Path) -> None:
-    """Write a model of two layers, 128 wide, with eight experts."""
+def write_small(family: str, folder: Path, **more: Any) -> None:
+    """Write a model of two layers, 128 wide, with eight experts; `more` goes into its config."""
     from studies.random_family import BASE, SHAPES, write_model  # transformers takes seconds to import
 
     given = {**BASE, **SHAPES[family]}
@@ -66,7 +66,7 @@ def write_small(family: str, folder: Path) -> None:
     changes |= {name: size for name, size in _SMALL_MIXERS.items() if name in given}
     if "kv_lora_rank" in given:
         changes |= {"head_dim": 32, "num_key_value_heads": 4}
-    write_model(family, folder, 0, **changes)
+    write_model(family, folder, 0, **changes, **more)
 
 
 def small_config(folder: Path, device: str, dtype: str, **more: Any) -> EngineConfig:
@@ -85,7 +85,7 @@ def greedy_answers(config: EngineConfig, prompt_lens: Sequence[int], num_tokens:
     engine = Engine.load(config)
     found: Answers = {str(number): [] for number in range(len(prompt_lens))}
     try:
-        for outputs in greedy_passes(engine, prompt_lens, num_tokens):
+        for outputs in greedy_passes(engine, prompts_of(prompt_lens), num_tokens):
             for output in outputs:
                 found[output.request_id] += output.token_ids
     finally:
@@ -93,11 +93,19 @@ def greedy_answers(config: EngineConfig, prompt_lens: Sequence[int], num_tokens:
     return found
 
 
-def greedy_passes(engine: Engine, prompt_lens: Sequence[int], num_tokens: int) -> Iterator[list[TokenOutput]]:
-    """Submit requests of fixed prompts, and yield the outputs of each pass. Raises: RuntimeError if one fails."""
+def prompts_of(lengths: Sequence[int]) -> list[list[int]]:
+    """Return fixed prompts of these lengths."""
+    starts = (31 * (number % _NUM_PROMPTS) for number in range(len(lengths)))
+    return [
+        [(start + 7 * place) % 500 + 2 for place in range(length)]
+        for start, length in zip(starts, lengths, strict=True)
+    ]
+
+
+def greedy_passes(engine: Engine, prompts: Sequence[list[int]], num_tokens: int) -> Iterator[list[TokenOutput]]:
+    """Submit a request for each prompt, and yield the outputs of each pass. Raises: RuntimeError if one fails."""
     sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-    for number, length in enumerate(prompt_lens):
-        prompt = [(31 * (number % _NUM_PROMPTS) + 7 * place) % 500 + 2 for place in range(length)]
+    for number, prompt in enumerate(prompts):
         engine.submit(Submission(str(number), prompt, sampling, seed=number))
     while engine.has_work:
         outputs = engine.step()

@@ -17,10 +17,11 @@ machine.prepare()
 
 from moeflow.core.engine_config import EngineConfig  # noqa: E402
 from moeflow.engine.engine import Engine  # noqa: E402
-from studies.small_families import Answers, greedy_passes, small_config, write_small  # noqa: E402
+from studies.small_families import Answers, greedy_passes, prompts_of, small_config, write_small  # noqa: E402
 from tests.soft_gpu import device, kernels  # noqa: E402
 
 NUM_TOKENS = 6
+NUM_TURNS = 2  # of a conversation: the second one finds the prefix of the first
 BATCHES = (1, 3, 16)
 
 
@@ -32,10 +33,10 @@ def main(families: list[str]) -> None:
 
 def _compare(family: str, folder: Path) -> dict[str, Any]:
     """Return whether both give the same tokens, and the counts of the last decode pass for each batch."""
-    write_small(family, folder)
+    write_small(family, folder, initializer_range=0.1)  # so large that tokens depend on stored states
     found: dict[str, Any] = {}
     for batch in BATCHES:
-        lengths = [(5, 1, 33, 17)[number % 4] for number in range(batch)]
+        lengths = [(5, 1, 33, 14)[number % 4] for number in range(batch)]
         expected, _ = _run(small_config(folder, "cpu", "float32"), lengths)
         config = small_config(folder, device.NAME, "float32")
         with device.soft_gpu(), kernels.soft_kernels():
@@ -50,14 +51,17 @@ def _run(config: EngineConfig, lengths: list[int]) -> tuple[Answers, dict[str, A
     answers: Answers = {str(number): [] for number in range(len(lengths))}
     counts: dict[str, Any] = {}
     num_cached: dict[str, int] = {}
-    device.COUNTS.clear()
-    for outputs in greedy_passes(engine, lengths, NUM_TOKENS):
-        for output in outputs:
-            answers[output.request_id] += output.token_ids
-            num_cached[output.request_id] = output.num_cached_tokens
-        if len(outputs) == len(lengths):
-            counts = device.COUNTS.report()
+    prompts = prompts_of(lengths)
+    for _ in range(NUM_TURNS):
         device.COUNTS.clear()
+        for outputs in greedy_passes(engine, prompts, NUM_TOKENS):
+            for output in outputs:
+                answers[output.request_id] += output.token_ids
+                num_cached[output.request_id] = output.num_cached_tokens
+            if len(outputs) == len(lengths):
+                counts = device.COUNTS.report()
+            device.COUNTS.clear()
+        prompts = [prompt + answers[str(number)][-NUM_TOKENS:] for number, prompt in enumerate(prompts)]
     engine.close()
     return answers, {"num_cached": sum(num_cached.values()), **counts}
 

@@ -56,7 +56,7 @@ def test_tokens_are_the_processors_and_no_layer_waits(families: tuple[str, ...])
         for batch, counts in batches.items():
             where = f"{family}, batch {batch}: {counts}"
             assert counts["is_equal"], where
-            assert (counts["num_cached"] > 0) == (batch == "16"), where  # prompts that repeat earlier ones
+            assert (counts["num_cached"] > 0) == (batch != "1"), where  # prompts that repeat earlier ones
             assert sum(counts["launches"].values()) <= most, where
             assert sum(counts["synchronizations"].values()) == 1, where  # for the sampled tokens
             assert not counts["pageable_copies"], where
