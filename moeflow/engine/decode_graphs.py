@@ -12,7 +12,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 import numpy as np
@@ -56,6 +56,34 @@ class Graph(Protocol):
         """Compute the pass again, from the numbers that its inputs have now."""
 
 
+class GraphRecorder:
+    """Captures graphs that share memory: only one runs at a time.
+
+    All are captured on one stream, since torch keeps a workspace for the products of each stream.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+
+    def capture(self, run: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
+        """Return a graph of a function's kernels, and the function's result. Raises: RuntimeError.
+
+        Other threads may use GPUs meanwhile.
+        """
+        with torch.cuda.device(self._device):
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                for _ in range(_WARM_UPS):
+                    run()
+            torch.cuda.current_stream().wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                hidden = run()
+        return graph, hidden
+
+
 class _DecodePass(msgspec.Struct, frozen=True):
     """A decode pass of a fixed number of sequences: its graph, and where it leaves the hidden states, [S, H]."""
 
@@ -74,7 +102,7 @@ class GraphForward:
         self._sizes = SIZES[: bisect_left(SIZES, scheduler.max_num_seqs) + 1]
         num_bytes = len(pinned_bytes(self._largest_arrays(self._sizes[-1]), torch.device("cpu")))
         self._inputs = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        self._pool = memory_pool()
+        self._recorder = GraphRecorder(device)
         self._capture_all()
 
     def num_micro_batches(self, num_tokens: int) -> int:
@@ -103,7 +131,8 @@ class GraphForward:
         try:
             for size in reversed(self._sizes):
                 self._write_inputs(_PADDING, size)
-                self._passes[size] = _DecodePass(*capture(partial(self._run_static, size), self._pool))
+                run = partial(self._run_static, size)
+                self._passes[size] = _DecodePass(*self._recorder.capture(run))
         except RuntimeError as error:
             self._passes.clear()
             logger.warning("decode passes run without CUDA graphs, which is slower: %s", error)
@@ -168,22 +197,3 @@ class GraphForward:
 def can_capture(model: object, config: EngineConfig) -> bool:
     """Return whether decode passes of a model compute on a GPU alone, with nothing to do for the host in between."""
     return isinstance(model, CausalLM) and launching.accepts(model.norm.weight) and not config.record_routing
-
-
-def memory_pool() -> Any:
-    """Return the memory that all graphs share: only one runs at a time."""
-    return torch.cuda.graph_pool_handle()
-
-
-def capture(run: Callable[[], Tensor], pool: Any) -> tuple[Graph, Tensor]:
-    """Return a graph of what a function starts on the GPU, and the function's result. Raises: RuntimeError."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UPS):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        hidden = run()
-    return graph, hidden

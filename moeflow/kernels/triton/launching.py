@@ -19,8 +19,16 @@ def accepts(x: Any) -> bool:
 
 
 def launch(kernel: Any, grid: Grid, *arguments: Any, **constants: Any) -> None:
-    """Start a kernel with so many programs along each axis, on the current stream of the tensors' device."""
-    kernel[grid](*arguments, **constants)
+    """Start a kernel with so many programs along each axis, on the current stream of the first argument's device.
+
+    Triton itself starts kernels on the thread's current GPU, wherever the tensors are.
+    """
+    device = arguments[0].device
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        kernel[grid](*arguments, **constants)
+        return
+    with torch.cuda.device(device):
+        kernel[grid](*arguments, **constants)
 
 
 class GPU(NamedTuple):
