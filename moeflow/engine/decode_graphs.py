@@ -28,7 +28,7 @@ from moeflow.kernels.device_arrays import pinned_bytes, views
 from moeflow.kernels.on_demand import without_gradients
 from moeflow.kernels.recurrent.state_sequences import StateSequences
 from moeflow.kernels.recurrent.state_table import StateTable
-from moeflow.kernels.triton import launching
+from moeflow.kernels.triton import attention_tiles, launching
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
@@ -196,4 +196,16 @@ class GraphForward:
 
 def can_capture(model: object, config: EngineConfig) -> bool:
     """Return whether decode passes of a model compute on a GPU alone, with nothing to do for the host in between."""
-    return isinstance(model, CausalLM) and launching.accepts(model.norm.weight) and not config.record_routing
+    return (
+        isinstance(model, CausalLM)
+        and launching.accepts(model.norm.weight)
+        and not config.record_routing
+        and _has_attention_kernels(model)
+    )
+
+
+def _has_attention_kernels(model: CausalLM) -> bool:
+    """Return whether the GPU has kernels for the values of all layers; else attention waits for the host."""
+    attention, gpu = model.config.attention, launching.gpu_of(model.norm.weight)
+    widths = {heads.head_dim for heads in (attention.heads, *attention.other_heads.values())}
+    return all(attention_tiles.fits(gpu, width) for width in ({attention.latent_dim} if attention.latent else widths))

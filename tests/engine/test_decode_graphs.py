@@ -1,11 +1,15 @@
-"""CUDA graphs are captured on the GPU of their model, on one stream."""
+"""CUDA graphs are captured on the GPU of their model, on one stream, and only of what the GPU has kernels for."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import pytest
 import torch
 
-from moeflow.engine.decode_graphs import GraphRecorder
+from moeflow.engine.decode_graphs import GraphRecorder, can_capture
+from moeflow.kernels.triton import launching
+from moeflow.models.layers.decoder import CausalLM
+from tests.shapes import ENGINE
 
 
 def test_all_passes_are_captured_on_one_stream_of_the_models_gpu(monkeypatch):
@@ -49,3 +53,19 @@ def test_all_passes_are_captured_on_one_stream_of_the_models_gpu(monkeypatch):
     assert {str(device) for device, _ in captured} == {"cuda:1"}
     assert {id(stream) for _, stream in captured} == {id(captured[0][1])}
     assert str(captured[0][1].device) == "cuda:1"
+
+
+@pytest.mark.parametrize(
+    ("capability", "head_dim", "latent_dim", "is_captured"),
+    [(75, 128, 0, True), (75, 576, 512, False), (75, 512, 0, False), (80, 576, 512, True), (90, 576, 512, True)],
+)
+def test_attention_without_a_kernel_is_not_captured(monkeypatch, capability, head_dim, latent_dim, is_captured):
+    monkeypatch.setattr(launching, "accepts", lambda _: True)
+    monkeypatch.setattr(launching, "gpu_of", lambda _: launching.GPU(capability, 40))
+    heads = SimpleNamespace(head_dim=head_dim)
+    attention = SimpleNamespace(heads=heads, other_heads={}, latent=latent_dim or None, latent_dim=latent_dim)
+    model = CausalLM.__new__(CausalLM)
+    model.config = SimpleNamespace(attention=attention)
+    model.norm = SimpleNamespace(weight=None)
+
+    assert can_capture(model, ENGINE) == is_captured
