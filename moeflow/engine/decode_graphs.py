@@ -65,7 +65,7 @@ class GraphRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(self, run: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
         """Return a graph of a function's kernels, and the function's result. Raises: RuntimeError.
