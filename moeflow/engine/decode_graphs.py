@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -140,7 +140,7 @@ class GraphForward:
     def _size_for(self, given: PassInput) -> int | None:
         """Return the captured size that holds a pass; None: it is no decode pass, or is too large."""
         number = len(given.starts)
-        if len(given.token_ids) != number or given.trees or given.num_encoder_tokens:
+        if len(given.token_ids) != number or given.trees or given.num_encoder_tokens or _has_chains(given.states):
             return None
         place = bisect_left(self._sizes, number)
         return self._sizes[place] if place < len(self._sizes) and self._sizes[place] in self._passes else None
@@ -192,6 +192,12 @@ class GraphForward:
         metadata = AttentionMetadata(slots, (), block_size, _device_table=device_table)
         sequences = StateSequences((), StateTable(states[0], states[1], 1)) if states else None
         return self._model(token_ids, ForwardContext(positions, metadata, self._kv, states=sequences))
+
+
+def _has_chains(states: Sequence[StateUse]) -> bool:
+    """Return whether a sequence starts from a state that another one of the pass stores: that takes turns."""
+    checkpoints = {slot for use in states for _, slot in use.saves}
+    return any(use.source in checkpoints for use in states)
 
 
 def can_capture(model: object, config: EngineConfig) -> bool:

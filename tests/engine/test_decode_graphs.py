@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from moeflow.engine.decode_graphs import GraphRecorder, can_capture
+from moeflow.core.batch import NO_SLOT, StateUse
+from moeflow.engine.decode_graphs import SIZES, GraphForward, GraphRecorder, can_capture
 from moeflow.kernels.triton import launching
 from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.pass_input import PassInput
 from tests.shapes import ENGINE
 
 
@@ -69,3 +71,14 @@ def test_attention_without_a_kernel_is_not_captured(monkeypatch, capability, hea
     model.norm = SimpleNamespace(weight=None)
 
     assert can_capture(model, ENGINE) == is_captured
+
+
+@pytest.mark.parametrize(
+    ("second", "size"), [(StateUse(source=7, target=2), None), (StateUse(1, 2), 2), (StateUse(NO_SLOT, 2), 2)]
+)
+def test_a_state_of_the_same_pass_is_not_read_by_a_graph(second, size):
+    forward = GraphForward.__new__(GraphForward)
+    forward._sizes, forward._passes = SIZES, dict.fromkeys(SIZES)
+    states = [StateUse(source=0, target=0, saves=((16, 7),)), second]
+
+    assert forward._size_for(PassInput([3, 4], [15, 16], [1, 1], [(0,), (0, 1)], [[0, 1]], states=states)) == size
