@@ -72,12 +72,13 @@ class GraphRecorder:
 
         Other threads may use GPUs meanwhile.
         """
-        with torch.cuda.device(self._device):
-            self._stream.wait_stream(torch.cuda.current_stream())
+        current = torch.cuda.current_stream(self._device)
+        with torch.cuda.device(self._device), torch.cuda.stream(current):  # set again after a capture that fails
+            self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):
                 for _ in range(_WARM_UPS):
                     run()
-            torch.cuda.current_stream().wait_stream(self._stream)
+            current.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 hidden = run()

@@ -1,6 +1,6 @@
 """CUDA graphs are captured on the GPU of their model, on one stream, and only of what the GPU has kernels for."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -14,47 +14,66 @@ from moeflow.models.pass_input import PassInput
 from tests.shapes import ENGINE
 
 
-def test_all_passes_are_captured_on_one_stream_of_the_models_gpu(monkeypatch):
-    devices, streams, captured = [torch.device("cuda:0")], [], []
+class FakeCuda:
+    """Notes which device and stream are the current ones; a capture may fail, as torch's does."""
+
+    def __init__(self, monkeypatch):
+        self.current = (torch.device("cuda:0"), "default")
+        self.fails = False
+        self.num_streams = 0
+        names = ("device", "stream", "graph", "Stream", "current_stream", "CUDAGraph", "graph_pool_handle")
+        for name in names:
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+
+    def Stream(self, device):  # torch's name
+        self.num_streams += 1
+        return SimpleNamespace(name=f"{device} {self.num_streams}", wait_stream=lambda _: None)
+
+    def CUDAGraph(self):
+        return None
+
+    def graph_pool_handle(self):
+        return "pool"
+
+    def current_stream(self, device):
+        assert str(device) == "cuda:1"
+        return SimpleNamespace(name="default", wait_stream=lambda _: None)
 
     @contextmanager
-    def on(device):
-        devices.append(device)
+    def device(self, device):
+        before, self.current = self.current, (device, self.current[1])
         yield
-        devices.pop()
+        self.current = (before[0], self.current[1])
 
     @contextmanager
-    def in_stream(stream):
-        streams.append(stream)
-        yield
-        streams.pop()
-
-    @contextmanager
-    def graph(graph, *, pool, stream, capture_error_mode):
-        assert (pool, capture_error_mode) == ("pool", "thread_local")
-        with in_stream(stream):
+    def stream(self, stream):
+        before, self.current = self.current, (self.current[0], stream.name)
+        try:
             yield
+        finally:
+            self.current = before
 
-    def new_stream(device=None):
-        return SimpleNamespace(device=device or devices[-1], wait_stream=lambda _: None)
+    @contextmanager
+    def graph(self, graph, *, pool, stream, capture_error_mode):
+        assert (pool, capture_error_mode) == ("pool", "thread_local")
+        before, self.current = self.current, (self.current[0], stream.name)
+        yield
+        if self.fails:
+            raise RuntimeError("capture failed")
+        self.current = before
 
-    for name, fake in {
-        "device": on,
-        "stream": in_stream,
-        "graph": graph,
-        "Stream": new_stream,
-        "current_stream": new_stream,
-        "CUDAGraph": SimpleNamespace,
-        "graph_pool_handle": lambda: "pool",
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, fake, raising=False)
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_all_passes_are_captured_on_one_stream_of_the_models_gpu(monkeypatch, fails):
+    cuda, captured = FakeCuda(monkeypatch), []
     recorder = GraphRecorder(torch.device("cuda:1"))
     for _ in range(2):
-        recorder.capture(lambda: captured.append((devices[-1], streams[-1])))
+        cuda.fails = fails
+        with pytest.raises(RuntimeError) if fails else nullcontext():
+            recorder.capture(lambda: captured.append(cuda.current))
+        assert cuda.current[1] == "default"
 
-    assert {str(device) for device, _ in captured} == {"cuda:1"}
-    assert {id(stream) for _, stream in captured} == {id(captured[0][1])}
-    assert str(captured[0][1].device) == "cuda:1"
+    assert set(captured) == {(torch.device("cuda:1"), "cuda:1 1")}
 
 
 @pytest.mark.parametrize(
