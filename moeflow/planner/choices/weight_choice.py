@@ -248,7 +248,7 @@ def for_device(checkpoint: Checkpoint, *, has_bfloat16: bool) -> WeightChoice:
 
 
 def quantized_on_device(dtype: str, quantize: str, *, has_bfloat16: bool) -> WeightChoice:
-    """Return the formats of weights that a GPU keeps in integers; what is no matrix of a layer has 16 bits.
+    """Return the formats of weights that a GPU keeps in integers; all but the matrices of layers has 16 bits.
 
     Raises: ConfigError if `dtype` asks for floats, too.
     """

@@ -1,4 +1,4 @@
-"""Kernels start on the GPU of their tensors, whichever GPU is the thread's current one, and where Triton works."""
+"""Kernels start on the GPU of their tensors, even if the thread has another current GPU, and where Triton works."""
 
 from types import SimpleNamespace
 
