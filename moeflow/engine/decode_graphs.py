@@ -207,6 +207,7 @@ def can_capture(model: object, config: EngineConfig) -> bool:
         isinstance(model, CausalLM)
         and launching.accepts(model.norm.weight)
         and not config.record_routing
+        and (model.embed_positions is None or model.embed_positions.weight is not None)  # else the host makes them
         and _has_attention_kernels(model)
     )
 

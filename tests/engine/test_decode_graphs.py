@@ -76,20 +76,35 @@ def test_all_passes_are_captured_on_one_stream_of_the_models_gpu(monkeypatch, fa
     assert set(captured) == {(torch.device("cuda:1"), "cuda:1 1")}
 
 
-@pytest.mark.parametrize(
-    ("capability", "head_dim", "latent_dim", "is_captured"),
-    [(75, 128, 0, True), (75, 576, 512, False), (75, 512, 0, False), (80, 576, 512, True), (90, 576, 512, True)],
-)
-def test_attention_without_a_kernel_is_not_captured(monkeypatch, capability, head_dim, latent_dim, is_captured):
-    monkeypatch.setattr(launching, "accepts", lambda _: True)
-    monkeypatch.setattr(launching, "gpu_of", lambda _: launching.GPU(capability, 40))
+def model_of(head_dim=128, latent_dim=0, embed_positions=None):
     heads = SimpleNamespace(head_dim=head_dim)
     attention = SimpleNamespace(heads=heads, other_heads={}, latent=latent_dim or None, latent_dim=latent_dim)
     model = CausalLM.__new__(CausalLM)
     model.config = SimpleNamespace(attention=attention)
-    model.norm = SimpleNamespace(weight=None)
+    model.norm, model.embed_positions = SimpleNamespace(weight=None), embed_positions
+    return model
 
-    assert can_capture(model, ENGINE) == is_captured
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Return a function that sets the compute capability of the GPU that has all models."""
+    monkeypatch.setattr(launching, "accepts", lambda _: True)
+    return lambda capability: monkeypatch.setattr(launching, "gpu_of", lambda _: launching.GPU(capability, 40))
+
+
+@pytest.mark.parametrize(
+    ("capability", "head_dim", "latent_dim", "is_captured"),
+    [(75, 128, 0, True), (75, 576, 512, False), (75, 512, 0, False), (80, 576, 512, True), (90, 576, 512, True)],
+)
+def test_attention_without_a_kernel_is_not_captured(on_gpu, capability, head_dim, latent_dim, is_captured):
+    on_gpu(capability)
+    assert can_capture(model_of(head_dim, latent_dim), ENGINE) == is_captured
+
+
+@pytest.mark.parametrize(("weight", "is_captured"), [(torch.zeros(1), True), (None, False)])
+def test_positions_that_the_host_computes_are_not_captured(on_gpu, weight, is_captured):
+    on_gpu(90)
+    assert can_capture(model_of(embed_positions=SimpleNamespace(weight=weight)), ENGINE) == is_captured
 
 
 @pytest.mark.parametrize(
