@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ from moeflow.kernels.device_arrays import pinned_bytes, views
 from moeflow.kernels.on_demand import without_gradients
 from moeflow.kernels.recurrent.state_sequences import StateSequences
 from moeflow.kernels.recurrent.state_table import StateTable
-from moeflow.kernels.triton import launching
+from moeflow.kernels.triton import attention_tiles, launching
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
@@ -56,6 +56,35 @@ class Graph(Protocol):
         """Compute the pass again, from the numbers that its inputs have now."""
 
 
+class GraphRecorder:
+    """Captures graphs that share memory: only one runs at a time.
+
+    All are captured on one stream, since torch keeps a workspace for the products of each stream.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def capture(self, run: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
+        """Return a graph of a function's kernels, and the function's result. Raises: RuntimeError.
+
+        Other threads may use GPUs meanwhile.
+        """
+        current = torch.cuda.current_stream(self._device)
+        with torch.cuda.device(self._device), torch.cuda.stream(current):  # set again after a capture that fails
+            self._stream.wait_stream(current)
+            with torch.cuda.stream(self._stream):
+                for _ in range(_WARM_UPS):
+                    run()
+            current.wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                hidden = run()
+        return graph, hidden
+
+
 class _DecodePass(msgspec.Struct, frozen=True):
     """A decode pass of a fixed number of sequences: its graph, and where it leaves the hidden states, [S, H]."""
 
@@ -74,7 +103,7 @@ class GraphForward:
         self._sizes = SIZES[: bisect_left(SIZES, scheduler.max_num_seqs) + 1]
         num_bytes = len(pinned_bytes(self._largest_arrays(self._sizes[-1]), torch.device("cpu")))
         self._inputs = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        self._pool = memory_pool()
+        self._recorder = GraphRecorder(device)
         self._capture_all()
 
     def num_micro_batches(self, num_tokens: int) -> int:
@@ -103,7 +132,8 @@ class GraphForward:
         try:
             for size in reversed(self._sizes):
                 self._write_inputs(_PADDING, size)
-                self._passes[size] = _DecodePass(*capture(partial(self._run_static, size), self._pool))
+                run = partial(self._run_static, size)
+                self._passes[size] = _DecodePass(*self._recorder.capture(run))
         except RuntimeError as error:
             self._passes.clear()
             logger.warning("decode passes run without CUDA graphs, which is slower: %s", error)
@@ -111,7 +141,7 @@ class GraphForward:
     def _size_for(self, given: PassInput) -> int | None:
         """Return the captured size that holds a pass; None: it is no decode pass, or is too large."""
         number = len(given.starts)
-        if len(given.token_ids) != number or given.trees or given.num_encoder_tokens:
+        if len(given.token_ids) != number or given.trees or given.num_encoder_tokens or _has_chains(given.states):
             return None
         place = bisect_left(self._sizes, number)
         return self._sizes[place] if place < len(self._sizes) and self._sizes[place] in self._passes else None
@@ -165,25 +195,25 @@ class GraphForward:
         return self._model(token_ids, ForwardContext(positions, metadata, self._kv, states=sequences))
 
 
+def _has_chains(states: Sequence[StateUse]) -> bool:
+    """Return whether a sequence starts from a state that another one of the pass stores: that takes turns."""
+    checkpoints = {slot for use in states for _, slot in use.saves}
+    return any(use.source in checkpoints for use in states)
+
+
 def can_capture(model: object, config: EngineConfig) -> bool:
     """Return whether decode passes of a model compute on a GPU alone, with nothing to do for the host in between."""
-    return isinstance(model, CausalLM) and launching.accepts(model.norm.weight) and not config.record_routing
+    return (
+        isinstance(model, CausalLM)
+        and launching.accepts(model.norm.weight)
+        and not config.record_routing
+        and (model.embed_positions is None or model.embed_positions.weight is not None)  # else the host makes them
+        and _has_attention_kernels(model)
+    )
 
 
-def memory_pool() -> Any:
-    """Return the memory that all graphs share: only one runs at a time."""
-    return torch.cuda.graph_pool_handle()
-
-
-def capture(run: Callable[[], Tensor], pool: Any) -> tuple[Graph, Tensor]:
-    """Return a graph of what a function starts on the GPU, and the function's result. Raises: RuntimeError."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UPS):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        hidden = run()
-    return graph, hidden
+def _has_attention_kernels(model: CausalLM) -> bool:
+    """Return whether the GPU has kernels for the values of all layers; else attention waits for the host."""
+    attention, gpu = model.config.attention, launching.gpu_of(model.norm.weight)
+    widths = {heads.head_dim for heads in (attention.heads, *attention.other_heads.values())}
+    return all(attention_tiles.fits(gpu, width) for width in ({attention.latent_dim} if attention.latent else widths))

@@ -410,7 +410,8 @@ class Decision:
     def _weights(self, device: str, *, can_pack: bool) -> WeightChoice:
         quantize = self.settings.quantize
         if quantize in MADE_FORMATS and device != "cpu" and not self.offloads_to_torch and self.checkpoint is not None:
-            found = quantized_on_device(str(quantize), has_bfloat16=self.resources.has_bfloat16)
+            has_bfloat16 = self.resources.has_bfloat16
+            found = quantized_on_device(self.settings.dtype, str(quantize), has_bfloat16=has_bfloat16)
             return found.with_routers(self.checkpoint)
         can_differ = not shares_layers(self.settings) and self.shape.recurrent is None
         choice = explicit_choice(

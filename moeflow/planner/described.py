@@ -130,7 +130,8 @@ class _Described:
     def _weights(self) -> WeightChoice:
         """Return the formats of the weights on a device, which computes in floats."""
         if self.settings.quantize is not None:
-            made = quantized_on_device(self.settings.quantize, has_bfloat16=self.has_bfloat16)
+            settings = self.settings
+            made = quantized_on_device(settings.dtype, str(settings.quantize), has_bfloat16=self.has_bfloat16)
             return made if self.checkpoint is None else made.with_routers(self.checkpoint)
         chosen = explicit_choice(self.settings.dtype, None, self.shape, can_pack=False)
         if self.checkpoint is None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.kernels.triton.planar_rows import PlanarRows
+from moeflow.kernels.triton import planar_rows
+from moeflow.kernels.triton.planar_rows import PlanarRows, empty_planar
 from moeflow.kernels.triton.planar_weights import pack
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.allocation.planar import PlanarAllocator
@@ -53,3 +54,22 @@ def test_logits_are_of_the_rounded_weights(family, weight_format, tmp_path):
     for part, weight in rounded:
         weight.copy_(pack(weight[None], part.weights.format)[0])
     torch.testing.assert_close(logits_of(planar), logits_of(plain), rtol=1e-5, atol=1e-5)
+
+
+def test_matrices_are_rounded_in_small_pieces(monkeypatch):
+    sizes = []
+
+    def noted(weights, weight_format):
+        sizes.append(weights.numel())
+        return pack(weights, weight_format)
+
+    monkeypatch.setattr(planar_rows, "pack", noted)
+    matrix = torch.randn(1030, 4096)
+    weights = empty_planar("int8", (2, 1040, 4096), CPU)
+    PlanarRows(weights, 1, 10, 1030).fill(matrix)
+
+    assert max(sizes) * 4 <= 4 << 20  # bytes of a float32 copy: each thread of a loader has some at a time
+    assert sum(sizes) == matrix.numel()
+    whole = pack(matrix[None], "int8")
+    assert torch.equal(weights.values[1, 10:], whole.values[0])
+    assert torch.equal(weights.scales[1, 10:], whole.scales[0])

@@ -138,3 +138,10 @@ def test_a_machine_without_its_device_has_nothing_that_serves_it():
     assert [level.name for level in host.levels] == ["disk", "ram"]
     assert [(link.source, link.target) for link in host.links] == [("disk", "ram")]
     assert host.num_devices == 0
+
+
+@pytest.mark.parametrize("machine", [NEW, CPU])
+def test_weights_are_not_both_quantized_and_kept_in_floats(stored, machine):
+    _, model = stored
+    with pytest.raises(ConfigError, match="weights cannot be both quantized to int8 and kept in bfloat16"):
+        config(model, machine, dtype="bfloat16", quantize="int8")

@@ -55,9 +55,15 @@ class _Rerun:
         self._hidden.copy_(self._run())
 
 
-def _capture(run: Callable[[], Any], pool: None) -> tuple[_Rerun, Any]:
-    hidden = run().clone()
-    return _Rerun(run, hidden), hidden
+class _Recorder:
+    """Stands in for what captures CUDA graphs."""
+
+    def __init__(self, device: torch.device) -> None:
+        pass
+
+    def capture(self, run: Callable[[], Any]) -> tuple[_Rerun, Any]:
+        hidden = run().clone()
+        return _Rerun(run, hidden), hidden
 
 
 @contextmanager
@@ -65,8 +71,7 @@ def soft_kernels() -> Iterator[None]:
     """Have tensors on the device taken by the kernels' stand-ins in the block."""
     with ExitStack() as patches:
         patches.enter_context(mock.patch.object(launching, "accepts", lambda x: isinstance(x, SoftTensor)))
-        patches.enter_context(mock.patch.object(decode_graphs, "capture", _capture))
-        patches.enter_context(mock.patch.object(decode_graphs, "memory_pool", return_value=None))
+        patches.enter_context(mock.patch.object(decode_graphs, "GraphRecorder", _Recorder))
         patches.enter_context(mock.patch.object(triton_attention, "gpu_of", return_value=H100))
         for module, name, reference in _REFERENCES:
             stand_in = _stand_in(getattr(module, name), reference)

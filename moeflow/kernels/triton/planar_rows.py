@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from moeflow.kernels.arrays import Device
 
 MADE_FORMATS: Final[tuple[MadeFormat, ...]] = get_args(MadeFormat)
-_FILLED_VALUES: Final = 1 << 24  # at a time: bounds the float32 copies
+_FILLED_VALUES: Final = 1 << 20  # at a time: bounds the float32 copies, which each thread of a loader makes
 
 
 class PlanarRows(msgspec.Struct, frozen=True):

@@ -62,13 +62,24 @@ def _why_not_quantized(quantize: str, shape: ModelConfig) -> str:
     """Return why a GPU does not keep the matrices of layers in a format; empty: it does."""
     if quantize not in MADE_FORMATS:
         return f"GPUs quantize weights to {' or '.join(MADE_FORMATS)}"
-    networks = shape.feed_forward
-    widths = [
-        *(shape.hidden_size, shape.attended_size, shape.dense_width),
-        *(networks.intermediate_size, networks.shared_intermediate_size),
-    ]
-    odd = next((width for width in widths if width % GROUP), 0)
+    odd = next((width for width in sorted(_row_widths(shape)) if width % GROUP), 0)
     return f"a row of {odd} values does not divide into groups of {GROUP}" if odd else ""
+
+
+def _row_widths(shape: ModelConfig) -> set[int]:
+    """Return how many columns the matrices of layers have; 0 for some that are not there."""
+    attention, networks, table = shape.attention, shape.feed_forward, shape.embeddings.layer_embeddings
+    heads = (attention.heads, *attention.other_heads.values())
+    return {
+        shape.hidden_size,
+        *map(attention.attended_size_of, heads),
+        attention.latent.q_lora_rank or 0 if attention.latent else 0,
+        0 if shape.recurrent is None else shape.recurrent.mixer.out_features,
+        0 if table is None else table.size,
+        shape.dense_width,
+        networks.intermediate_size,
+        networks.shared_intermediate_size,
+    }
 
 
 def check_on_gpu(settings: Settings, shape: ModelConfig) -> None:

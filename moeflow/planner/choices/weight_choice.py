@@ -109,8 +109,7 @@ def explicit_choice(
     mix = next((known for known in MIXES if known == quantize), None)
     if mix is None and quantize not in QUANTIZED:
         raise ConfigError(f"quantize {quantize!r} is unknown; use one of {', '.join((*QUANTIZED, *MIXES))}")
-    if dtype != "auto":
-        raise ConfigError(f"weights cannot be both quantized to {quantize} and kept in {dtype}: say one of the two")
+    _check_alone(dtype, quantize)
     if not can_pack:
         raise ConfigError(
             "quantized weights need the CPU kernels, which are not used here: "
@@ -121,6 +120,11 @@ def explicit_choice(
         return WeightChoice(mixed.matrices, mixed.embeddings, layers=mixed.layers, mix=mix)
     # Four bits are too few for embeddings: every token passes through them twice.
     return WeightChoice(_format(quantize), "int8")
+
+
+def _check_alone(dtype: str, quantize: str) -> None:
+    if dtype != "auto":
+        raise ConfigError(f"weights cannot be both quantized to {quantize} and kept in {dtype}: say one of the two")
 
 
 def of_shape(asked: WeightChoice | None) -> WeightChoice:
@@ -243,8 +247,12 @@ def for_device(checkpoint: Checkpoint, *, has_bfloat16: bool) -> WeightChoice:
     return in_half(has_bfloat16=has_bfloat16)
 
 
-def quantized_on_device(quantize: str, *, has_bfloat16: bool) -> WeightChoice:
-    """Return the formats of weights that a GPU keeps in integers; what is no matrix of a layer has 16 bits."""
+def quantized_on_device(dtype: str, quantize: str, *, has_bfloat16: bool) -> WeightChoice:
+    """Return the formats of weights that a GPU keeps in integers; all but the matrices of layers has 16 bits.
+
+    Raises: ConfigError if `dtype` asks for floats, too.
+    """
+    _check_alone(dtype, quantize)
     return WeightChoice(_format(quantize), in_half(has_bfloat16=has_bfloat16).matrices, head="int8")
 
 

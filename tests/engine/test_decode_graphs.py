@@ -1,0 +1,118 @@
+"""CUDA graphs are captured on the GPU of their model, on one stream, and only of what the GPU has kernels for."""
+
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from moeflow.core.batch import NO_SLOT, StateUse
+from moeflow.engine.decode_graphs import SIZES, GraphForward, GraphRecorder, can_capture
+from moeflow.kernels.triton import launching
+from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.pass_input import PassInput
+from tests.shapes import ENGINE
+
+
+class FakeCuda:
+    """Notes which device and stream are the current ones; a capture may fail, as torch's does."""
+
+    def __init__(self, monkeypatch):
+        self.current = (torch.device("cuda:0"), "default")
+        self.fails = False
+        self.num_streams = 0
+        names = ("device", "stream", "graph", "Stream", "current_stream", "CUDAGraph", "graph_pool_handle")
+        for name in names:
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+
+    def Stream(self, device):  # torch's name
+        self.num_streams += 1
+        return SimpleNamespace(name=f"{device} {self.num_streams}", wait_stream=lambda _: None)
+
+    def CUDAGraph(self):
+        return None
+
+    def graph_pool_handle(self):
+        return "pool"
+
+    def current_stream(self, device):
+        assert str(device) == "cuda:1"
+        return SimpleNamespace(name="default", wait_stream=lambda _: None)
+
+    @contextmanager
+    def device(self, device):
+        before, self.current = self.current, (device, self.current[1])
+        yield
+        self.current = (before[0], self.current[1])
+
+    @contextmanager
+    def stream(self, stream):
+        before, self.current = self.current, (self.current[0], stream.name)
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def graph(self, graph, *, pool, stream, capture_error_mode):
+        assert (pool, capture_error_mode) == ("pool", "thread_local")
+        before, self.current = self.current, (self.current[0], stream.name)
+        yield
+        if self.fails:
+            raise RuntimeError("capture failed")
+        self.current = before
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_all_passes_are_captured_on_one_stream_of_the_models_gpu(monkeypatch, fails):
+    cuda, captured = FakeCuda(monkeypatch), []
+    recorder = GraphRecorder(torch.device("cuda:1"))
+    for _ in range(2):
+        cuda.fails = fails
+        with pytest.raises(RuntimeError) if fails else nullcontext():
+            recorder.capture(lambda: captured.append(cuda.current))
+        assert cuda.current[1] == "default"
+
+    assert set(captured) == {(torch.device("cuda:1"), "cuda:1 1")}
+
+
+def model_of(head_dim=128, latent_dim=0, embed_positions=None):
+    heads = SimpleNamespace(head_dim=head_dim)
+    attention = SimpleNamespace(heads=heads, other_heads={}, latent=latent_dim or None, latent_dim=latent_dim)
+    model = CausalLM.__new__(CausalLM)
+    model.config = SimpleNamespace(attention=attention)
+    model.norm, model.embed_positions = SimpleNamespace(weight=None), embed_positions
+    return model
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Return a function that sets the compute capability of the GPU that has all models."""
+    monkeypatch.setattr(launching, "accepts", lambda _: True)
+    return lambda capability: monkeypatch.setattr(launching, "gpu_of", lambda _: launching.GPU(capability, 40))
+
+
+@pytest.mark.parametrize(
+    ("capability", "head_dim", "latent_dim", "is_captured"),
+    [(75, 128, 0, True), (75, 576, 512, False), (75, 512, 0, False), (80, 576, 512, True), (90, 576, 512, True)],
+)
+def test_attention_without_a_kernel_is_not_captured(on_gpu, capability, head_dim, latent_dim, is_captured):
+    on_gpu(capability)
+    assert can_capture(model_of(head_dim, latent_dim), ENGINE) == is_captured
+
+
+@pytest.mark.parametrize(("weight", "is_captured"), [(torch.zeros(1), True), (None, False)])
+def test_positions_that_the_host_computes_are_not_captured(on_gpu, weight, is_captured):
+    on_gpu(90)
+    assert can_capture(model_of(embed_positions=SimpleNamespace(weight=weight)), ENGINE) == is_captured
+
+
+@pytest.mark.parametrize(
+    ("second", "size"), [(StateUse(source=7, target=2), None), (StateUse(1, 2), 2), (StateUse(NO_SLOT, 2), 2)]
+)
+def test_a_state_of_the_same_pass_is_not_read_by_a_graph(second, size):
+    forward = GraphForward.__new__(GraphForward)
+    forward._sizes, forward._passes = SIZES, dict.fromkeys(SIZES)
+    states = [StateUse(source=0, target=0, saves=((16, 7),)), second]
+
+    assert forward._size_for(PassInput([3, 4], [15, 16], [1, 1], [(0,), (0, 1)], [[0, 1]], states=states)) == size
