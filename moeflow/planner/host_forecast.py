@@ -80,8 +80,9 @@ class HostForecast:
 
     def ask(self, weights: WeightChoice, plan: ExpertPlan | None, cpu_isa: str, *, has_ranks: bool = False) -> None:
         """Learn how fast the machine is, and how its routers choose."""
-        is_best = self._checkpoint is None or cpu_isa == extension.isa_name()  # machines have the best kernels' rates
-        if not cpu_isa or not is_best:
+        if not cpu_isa:
+            return
+        if self._checkpoint is not None and cpu_isa != extension.isa_name():  # machines have the best kernels' rates
             return
         file = None if plan is None else plan.packed_weights_file
         self.machine = self._machine_of(Wanted(costs=self._costs_of(weights), packed_file=file, has_ranks=has_ranks))
