@@ -77,13 +77,14 @@ def changes(plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     _check_model(plan, given.get("model"))
     planned, defaults = from_plain(plan.settings), Settings()
+    chosen = planned
     if planned.device == "auto" and plan.config.offload is None:
-        planned = replace(planned, device=plan.config.device)
+        chosen = replace(planned, device=plan.config.device)
     changed: dict[str, Any] = {}
     names = [name for name in given if name != "model"]
     for name in names:  # grows by settings that depend on changed ones
         value = given.get(name, getattr(defaults, name))
-        if name not in changed and value != getattr(planned, name):
+        if name not in changed and value not in (getattr(planned, name), getattr(chosen, name)):
             changed[name] = value
             names += dependent_settings(name)
     return changed

@@ -322,7 +322,7 @@ def test_a_default_changes_a_plan_if_the_user_gives_it():
 
 def test_the_device_that_a_plan_chose_is_no_change():
     plan = dataclasses.replace(PLAN, settings={"memory_bytes": 1 << 30, "num_ranks": 2})
-    assert changes(plan, {"device": "cpu"}) == {}
+    assert changes(plan, {"device": "cpu"}) == changes(plan, {"device": "auto"}) == {}
     assert changes(plan, {"device": "cuda"}) == {"device": "cuda", "memory_bytes": None, "num_ranks": None}
 
 
