@@ -15,6 +15,7 @@ from moeflow.core.offload_config import CUDA, parse_cuda_device
 from moeflow.core.plan import Plan
 from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.planner.choices.gpu_limits import gpu_refusal
+from moeflow.planner.choices.memory_allowance import allowed_bytes
 from moeflow.planner.costs.roofline import processor_of
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.hardware.host import HostResources, host_of, host_resources
@@ -125,6 +126,8 @@ def _why_host(settings: Settings) -> str:
 def _plan_device(request: PlanRequest, named: Machine | None, on_step: OnStep) -> described.Planned:
     """Plan for a machine with a device, which has a name; None: for this one and its GPU."""
     settings = request.settings
+    if named is not None:
+        named = _limited(named, settings)
 
     def machine(wanted: Wanted) -> Machine:
         found = named or _with_device(_measured_here(request, wanted, on_step), settings, on_step)
@@ -258,6 +261,17 @@ def _with_device(machine: Machine, settings: Settings, on_step: OnStep) -> Machi
     limit = settings.device_memory_bytes or host_resources(settings.device).accelerator_free_bytes
     level, *links = calibrate_device.measure_device(torch.device(name), memory_bytes or limit)
     return dataclasses.replace(machine, levels=(*machine.levels, level), links=(*machine.links, *links), num_devices=1)
+
+
+def _limited(machine: Machine, settings: Settings) -> Machine:
+    """Return a machine with as much device memory as the user allows. Raises: CapacityError if it has less."""
+    device = _device_name(settings)
+    asked = (parse_cuda_device(device)[1] if device else None) or settings.device_memory_bytes
+    memory_bytes = allowed_bytes("device memory", asked, machine.level(DEVICE).capacity_bytes)
+    levels = (
+        dataclasses.replace(it, capacity_bytes=memory_bytes) if it.name == DEVICE else it for it in machine.levels
+    )
+    return dataclasses.replace(machine, levels=tuple(levels))
 
 
 def _device_name(settings: Settings) -> str:
