@@ -412,9 +412,13 @@ class Decision:
         return remote_choice.with_lenders(self.settings, config, borrowed, self.host.machine, self.reasons)
 
     def _weights(self, device: str, *, can_pack: bool) -> WeightChoice:
-        quantize = self.settings.quantize
-        if quantize in MADE_FORMATS and device != "cpu" and not self.offloads_to_torch and self.checkpoint is not None:
-            found = quantized_on_device(str(quantize), has_bfloat16=self.resources.has_bfloat16)
+        if (
+            self.settings.quantize in MADE_FORMATS
+            and device != "cpu"
+            and not self.offloads_to_torch
+            and self.checkpoint is not None
+        ):
+            found = quantized_on_device(self.settings, has_bfloat16=self.resources.has_bfloat16)
             return found.with_routers(self.checkpoint)
         can_differ = not shares_layers(self.settings) and self.shape.recurrent is None
         choice = explicit_choice(

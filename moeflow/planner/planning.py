@@ -99,7 +99,7 @@ def plan_for(request: PlanRequest, on_step: OnStep = lambda _: None) -> describe
     named = None if request.machine is None else machine_files.load_machine(request.machine)
     has_device = bool(_device_name(settings)) if named is None else named.has(DEVICE) and settings.device != "cpu"
     why_host = _why_host(settings) if has_device else "the machine has no GPU"
-    found = _plan_host(request, named, on_step, why_host) if why_host else _plan_device(request, named, on_step)
+    found = _plan_host(request, named, on_step, why_host) if why_host else _plan_gpu(request, named, on_step)
     on_step("what would help")
     forecast = found.plan.forecast
     assert forecast is not None, "the machine is known"
@@ -121,6 +121,17 @@ def _why_host(settings: Settings) -> str:
     with opened_model(str(settings.model), needs_weights=False) as (_, shape):
         refusal = gpu_refusal(dataclasses.replace(settings, memory_bytes=None), shape)  # a limit is for main memory
     return refusal.reason if refusal else ""
+
+
+def _plan_gpu(request: PlanRequest, named: Machine | None, on_step: OnStep) -> described.Planned:
+    """Plan for a machine with a device; for its processor if the device is left open and too small."""
+    settings = request.settings
+    try:
+        return _plan_device(request, named, on_step)
+    except CapacityError as error:
+        if settings.quantize is None or settings.device != "auto" or settings.device_memory_bytes is not None:
+            raise
+        return _plan_host(request, named, on_step, f"its GPU does not hold the model: {error}")
 
 
 def _plan_device(request: PlanRequest, named: Machine | None, on_step: OnStep) -> described.Planned:

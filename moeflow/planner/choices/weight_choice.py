@@ -109,8 +109,7 @@ def explicit_choice(
     mix = next((known for known in MIXES if known == quantize), None)
     if mix is None and quantize not in QUANTIZED:
         raise ConfigError(f"quantize {quantize!r} is unknown; use one of {', '.join((*QUANTIZED, *MIXES))}")
-    if dtype != "auto":
-        raise ConfigError(f"weights cannot be both quantized to {quantize} and kept in {dtype}: say one of the two")
+    _check_alone(quantize, dtype)
     if not can_pack:
         raise ConfigError(
             "quantized weights need the CPU kernels, which are not used here: "
@@ -121,6 +120,13 @@ def explicit_choice(
         return WeightChoice(mixed.matrices, mixed.embeddings, layers=mixed.layers, mix=mix)
     # Four bits are too few for embeddings: every token passes through them twice.
     return WeightChoice(_format(quantize), "int8")
+
+
+def _check_alone(quantize: str, dtype: str) -> None:
+    if dtype != "auto":
+        raise ConfigError(
+            f"weights cannot be both quantized to {quantize} and kept in {dtype}: remove --quantize or --dtype"
+        )
 
 
 def of_shape(asked: WeightChoice | None) -> WeightChoice:
@@ -243,8 +249,13 @@ def for_device(checkpoint: Checkpoint, *, has_bfloat16: bool) -> WeightChoice:
     return in_half(has_bfloat16=has_bfloat16)
 
 
-def quantized_on_device(quantize: str, *, has_bfloat16: bool) -> WeightChoice:
-    """Return the formats of weights that a GPU keeps in integers; what is no matrix of a layer has 16 bits."""
+def quantized_on_device(settings: Settings, *, has_bfloat16: bool) -> WeightChoice:
+    """Return the formats of a GPU's weights with matrices of layers in integers. Raises: ConfigError for two formats.
+
+    Other weights have 16 bits.
+    """
+    quantize = str(settings.quantize)
+    _check_alone(quantize, settings.dtype)
     return WeightChoice(_format(quantize), in_half(has_bfloat16=has_bfloat16).matrices, head="int8")
 
 
