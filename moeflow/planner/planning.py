@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from moeflow.core.cache_dir import cache_folder, existing_folder
 from moeflow.core.errors import CapacityError, ConfigError
@@ -18,7 +19,7 @@ from moeflow.planner.choices.gpu_limits import gpu_refusal
 from moeflow.planner.choices.memory_allowance import allowed_bytes
 from moeflow.planner.costs.roofline import processor_of
 from moeflow.planner.costs.routing_profile import RoutingProfile
-from moeflow.planner.hardware.host import HostResources, host_of, host_resources
+from moeflow.planner.hardware.host import HostResources, has_gpu_driver, host_of, host_resources
 from moeflow.planner.hardware.kernel_bench import shapes_of
 from moeflow.planner.hardware.this_machine import (
     MachineNeeds,
@@ -41,6 +42,7 @@ with on_demand(__name__):
     from moeflow.planner.hardware import calibrate_device, disk_rates, machine_files, measuring_process
     from moeflow.planner.search import sensitivity
 
+_SHAPE_ON_GPU: Final = "without weights here, a model is planned for a GPU only if --device names it"
 OnStep = Callable[[str], None]  # called with the current step
 
 
@@ -191,8 +193,10 @@ def _described_resources(request: PlanRequest, named: Machine | None, why_host: 
     """Return the resources of a named machine, or of this one for a shape; None: it runs the model."""
     if named is not None:
         return host_of(named, why_host)
-    is_shape = bare_config(str(request.settings.model)) is not None
-    return host_resources() if is_shape else None
+    if bare_config(str(request.settings.model)) is None:
+        return None
+    here = host_resources()
+    return dataclasses.replace(here, why_no_accelerator=_SHAPE_ON_GPU) if has_gpu_driver() else here
 
 
 def _resolve_host(request: PlanRequest, resources: HostResources | None, machine_of: MachineOf) -> Resolved:

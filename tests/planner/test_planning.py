@@ -180,6 +180,17 @@ def test_a_gpu_of_this_machine_is_measured_and_planned_for(config, monkeypatch, 
         assert plan.pipeline in ("cgopipe", "flexgen", "zero-inference", "resident")
 
 
+@pytest.mark.parametrize(
+    ("has_driver", "reason"), [(True, "only if --device names it"), (False, "no CUDA device here")]
+)
+def test_a_shape_is_planned_for_the_processor_beside_a_gpu(config, has_driver, reason, monkeypatch, tmp_path):
+    monkeypatch.setattr(planning, "has_gpu_driver", lambda: has_driver)
+    monkeypatch.setattr(planning, "this_machine", lambda *_, **__: machine(ram=2 * 10**9))
+    plan = plan_for(PlanRequest(settings=Settings(model=config, cache_dir=tmp_path), usage=usage())).plan
+    assert plan.config.device == "cpu"
+    assert reason in dict(plan.reasons)["device"]
+
+
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 @pytest.mark.parametrize(("settings", "device"), [({}, "cuda:1"), ({"quantize": "int8"}, "cpu")])
 def test_without_an_option_the_device_is_that_of_a_start(settings, device, monkeypatch, tmp_path):
