@@ -126,14 +126,14 @@ def _why_host(settings: Settings) -> str:
 
 
 def _plan_gpu(request: PlanRequest, named: Machine | None, on_step: OnStep) -> described.Planned:
-    """Plan for a machine with a device; for its processor if the device is left open and too small."""
+    """Plan for a machine with a device; for its processor if the user names no device and that one does not suffice."""
     settings = request.settings
     try:
         return _plan_device(request, named, on_step)
     except CapacityError as error:
-        if settings.quantize is None or settings.device != "auto" or settings.device_memory_bytes is not None:
+        if settings.device != "auto" or settings.device_memory_bytes is not None:
             raise
-        return _plan_host(request, named, on_step, f"its GPU does not hold the model: {error}")
+        return _plan_host(request, named, on_step, f"its GPU is too small or too slow: {error}")
 
 
 def _plan_device(request: PlanRequest, named: Machine | None, on_step: OnStep) -> described.Planned:

@@ -141,10 +141,19 @@ def test_quantized_weights_are_not_streamed():
     assert (plan.pipeline, plan.config.device, plan.config.weight_format) == ("resident", "cuda:0", "int8")
     large = planned("mixtral-8x7b", "t4", quantize="int8")
     assert (large.config.device, large.config.offload, large.config.weight_format) == ("cpu", None, "int8")
-    assert re.match(r"cpu: its GPU does not hold .* needs 4\d\.\d GiB .*, but", dict(large.reasons)["device"])
+    assert re.match(r"cpu: its GPU is too small .* needs 4\d\.\d GiB .*, but", dict(large.reasons)["device"])
     for settings in ({"device": "cuda"}, {"device_memory_bytes": 10 * GIB}):
         with pytest.raises(CapacityError, match=r"quantized weights are not streamed: use --device cpu"):
             planned("mixtral-8x7b", "t4", quantize="int8", **settings)
+
+
+@pytest.mark.slow  # plans
+def test_a_model_that_a_gpu_cannot_even_stream_is_planned_for_the_host():
+    plan = planned("dbrx", "t4")
+    assert (plan.config.device, plan.config.offload) == ("cpu", None)
+    assert "of device memory (14.8 GiB available)" in dict(plan.reasons)["device"]
+    with pytest.raises(CapacityError, match=r"of device memory \(14.8 GiB available\)"):
+        planned("dbrx", "t4", device="cuda")
 
 
 @pytest.mark.slow  # plans
