@@ -102,7 +102,7 @@ def machine_notice(plan: Plan, num_threads: int | None) -> str | None:
             f"the plan has {plan.config.num_threads} threads a process, but this machine has {here.num_cores} cores: "
             "it is decided again for these. Make one here with `moeflow plan --json`"
         )
-    num_threads = num_threads or plan.settings.get("num_threads") or here.num_cores  # of all processes together
+    num_threads = num_threads or plan.settings.get("num_threads") or here.num_cores  # of all processes
     if plan.machine_identity == machine_identity(num_threads):
         return None
     whose = "another machine, or for this one in another state" if plan.machine_identity else plan.machine
