@@ -77,13 +77,14 @@ def changes(plan: Plan, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     _check_model(plan, given.get("model"))
     planned, defaults = from_plain(plan.settings), Settings()
+    chosen = planned
     if planned.device == "auto" and plan.config.offload is None:
-        planned = replace(planned, device=plan.config.device)
+        chosen = replace(planned, device=plan.config.device)
     changed: dict[str, Any] = {}
     names = [name for name in given if name != "model"]
     for name in names:  # grows by settings that depend on changed ones
         value = given.get(name, getattr(defaults, name))
-        if name not in changed and value != getattr(planned, name):
+        if name not in changed and value not in (getattr(planned, name), getattr(chosen, name)):
             changed[name] = value
             names += dependent_settings(name)
     return changed
@@ -101,7 +102,7 @@ def machine_notice(plan: Plan, num_threads: int | None) -> str | None:
             f"the plan has {plan.config.num_threads} threads a process, but this machine has {here.num_cores} cores: "
             "it is decided again for these. Make one here with `moeflow plan --json`"
         )
-    num_threads = num_threads or plan.config.num_threads
+    num_threads = num_threads or plan.settings.get("num_threads") or here.num_cores  # of all processes
     if plan.machine_identity == machine_identity(num_threads):
         return None
     whose = "another machine, or for this one in another state" if plan.machine_identity else plan.machine

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -72,6 +73,9 @@ with on_demand(__name__):
     from moeflow.planner.choices import remote_choice
 
 
+_ANY_ISA: Final = "generic"  # of a plan for a model without weights here
+
+
 class _Held(msgspec.Struct, frozen=True, kw_only=True):
     """Weights as they are held, what computes with them, and in passes of what size."""
 
@@ -133,7 +137,7 @@ class Decision:
         )
         cpu_isa = "" if self.offloads_to_torch else choose_cpu_isa(settings.cpu_isa, device, self.reasons)
         if self.checkpoint is None:  # nothing runs here
-            cpu_isa = cpu_isa or extension.ISAS[0]
+            cpu_isa = cpu_isa or _ANY_ISA
         speculators = self._speculators(device, cpu_isa)
         lossy_top_k = self._lossy_top_k()
         held = self._held(device, cpu_isa)
@@ -408,10 +412,13 @@ class Decision:
         return remote_choice.with_lenders(self.settings, config, borrowed, self.host.machine, self.reasons)
 
     def _weights(self, device: str, *, can_pack: bool) -> WeightChoice:
-        quantize = self.settings.quantize
-        if quantize in MADE_FORMATS and device != "cpu" and not self.offloads_to_torch and self.checkpoint is not None:
-            has_bfloat16 = self.resources.has_bfloat16
-            found = quantized_on_device(self.settings.dtype, str(quantize), has_bfloat16=has_bfloat16)
+        if (
+            self.settings.quantize in MADE_FORMATS
+            and device != "cpu"
+            and not self.offloads_to_torch
+            and self.checkpoint is not None
+        ):
+            found = quantized_on_device(self.settings, has_bfloat16=self.resources.has_bfloat16)
             return found.with_routers(self.checkpoint)
         can_differ = not shares_layers(self.settings) and self.shape.recurrent is None
         choice = explicit_choice(

@@ -104,7 +104,8 @@ class _Described:
         self.costs = ModelCosts(shape, self.weights.costed(kv_dtype, activation_bytes=activation_bytes))
         self.machine = machine_of(Wanted(costs=self.costs, packed_file=None))
         limit = settings.memory_bytes
-        self.objective = usage.objective({} if limit is None else {RAM: limit}, has_device=True)
+        objective = usage.objective({} if limit is None else {RAM: limit}, has_device=True)
+        self.objective = dataclasses.replace(objective, can_stream=settings.quantize is None)
 
     def plan(self) -> Planned:
         """Return the best plan. Raises: CapacityError if nothing fits."""
@@ -130,8 +131,7 @@ class _Described:
     def _weights(self) -> WeightChoice:
         """Return the formats of the weights on a device, which computes in floats."""
         if self.settings.quantize is not None:
-            settings = self.settings
-            made = quantized_on_device(settings.dtype, str(settings.quantize), has_bfloat16=self.has_bfloat16)
+            made = quantized_on_device(self.settings, has_bfloat16=self.has_bfloat16)
             return made if self.checkpoint is None else made.with_routers(self.checkpoint)
         chosen = explicit_choice(self.settings.dtype, None, self.shape, can_pack=False)
         if self.checkpoint is None:

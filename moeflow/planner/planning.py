@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from moeflow.core.cache_dir import cache_folder, existing_folder
 from moeflow.core.errors import CapacityError, ConfigError
@@ -15,9 +16,10 @@ from moeflow.core.offload_config import CUDA, parse_cuda_device
 from moeflow.core.plan import Plan
 from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.planner.choices.gpu_limits import gpu_refusal
+from moeflow.planner.choices.memory_allowance import allowed_bytes
 from moeflow.planner.costs.roofline import processor_of
 from moeflow.planner.costs.routing_profile import RoutingProfile
-from moeflow.planner.hardware.host import HostResources, host_of, host_resources
+from moeflow.planner.hardware.host import HostResources, has_gpu_driver, host_of, host_resources
 from moeflow.planner.hardware.kernel_bench import shapes_of
 from moeflow.planner.hardware.this_machine import (
     MachineNeeds,
@@ -40,6 +42,7 @@ with on_demand(__name__):
     from moeflow.planner.hardware import calibrate_device, disk_rates, machine_files, measuring_process
     from moeflow.planner.search import sensitivity
 
+_SHAPE_ON_GPU: Final = "without weights here, a model is planned for a GPU only if --device names it"
 OnStep = Callable[[str], None]  # called with the current step
 
 
@@ -98,7 +101,7 @@ def plan_for(request: PlanRequest, on_step: OnStep = lambda _: None) -> describe
     named = None if request.machine is None else machine_files.load_machine(request.machine)
     has_device = bool(_device_name(settings)) if named is None else named.has(DEVICE) and settings.device != "cpu"
     why_host = _why_host(settings) if has_device else "the machine has no GPU"
-    found = _plan_host(request, named, on_step, why_host) if why_host else _plan_device(request, named, on_step)
+    found = _plan_host(request, named, on_step, why_host) if why_host else _plan_gpu(request, named, on_step)
     on_step("what would help")
     forecast = found.plan.forecast
     assert forecast is not None, "the machine is known"
@@ -122,9 +125,22 @@ def _why_host(settings: Settings) -> str:
     return refusal.reason if refusal else ""
 
 
+def _plan_gpu(request: PlanRequest, named: Machine | None, on_step: OnStep) -> described.Planned:
+    """Plan for a machine with a device; for its processor if the user names no device and that one does not suffice."""
+    settings = request.settings
+    try:
+        return _plan_device(request, named, on_step)
+    except CapacityError as error:
+        if settings.device != "auto" or settings.device_memory_bytes is not None:
+            raise
+        return _plan_host(request, named, on_step, f"its GPU is too small or too slow: {error}")
+
+
 def _plan_device(request: PlanRequest, named: Machine | None, on_step: OnStep) -> described.Planned:
     """Plan for a machine with a device, which has a name; None: for this one and its GPU."""
     settings = request.settings
+    if named is not None:
+        named = _limited(named, settings)
 
     def machine(wanted: Wanted) -> Machine:
         found = named or _with_device(_measured_here(request, wanted, on_step), settings, on_step)
@@ -177,8 +193,10 @@ def _described_resources(request: PlanRequest, named: Machine | None, why_host: 
     """Return the resources of a named machine, or of this one for a shape; None: it runs the model."""
     if named is not None:
         return host_of(named, why_host)
-    is_shape = bare_config(str(request.settings.model)) is not None
-    return host_resources() if is_shape else None
+    if bare_config(str(request.settings.model)) is None:
+        return None
+    here = host_resources()
+    return dataclasses.replace(here, why_no_accelerator=_SHAPE_ON_GPU) if has_gpu_driver() else here
 
 
 def _resolve_host(request: PlanRequest, resources: HostResources | None, machine_of: MachineOf) -> Resolved:
@@ -258,6 +276,17 @@ def _with_device(machine: Machine, settings: Settings, on_step: OnStep) -> Machi
     limit = settings.device_memory_bytes or host_resources(settings.device).accelerator_free_bytes
     level, *links = calibrate_device.measure_device(torch.device(name), memory_bytes or limit)
     return dataclasses.replace(machine, levels=(*machine.levels, level), links=(*machine.links, *links), num_devices=1)
+
+
+def _limited(machine: Machine, settings: Settings) -> Machine:
+    """Return a machine with as much device memory as the user allows. Raises: CapacityError if it has less."""
+    device = _device_name(settings)
+    asked = (parse_cuda_device(device)[1] if device else None) or settings.device_memory_bytes
+    memory_bytes = allowed_bytes("device memory", asked, machine.level(DEVICE).capacity_bytes)
+    levels = (
+        dataclasses.replace(it, capacity_bytes=memory_bytes) if it.name == DEVICE else it for it in machine.levels
+    )
+    return dataclasses.replace(machine, levels=tuple(levels))
 
 
 def _device_name(settings: Settings) -> str:

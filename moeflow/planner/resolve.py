@@ -69,7 +69,7 @@ def resolve(
         number = settings.num_replicas or 1
         if number == 1:
             raise
-        fits = _most_replicas(settings, usage, resources)
+        fits = _most_replicas(settings, usage, resources, needs_weights=needs_weights)
         would = f"{fits} would" if fits else "nor would one"
         raise CapacityError(f"{number} replicas (--replicas) do not fit, {would}. For each of them: {error}") from None
 
@@ -81,12 +81,12 @@ def resources_for(settings: Settings) -> HostResources:
     return host_resources(settings.device)
 
 
-def _most_replicas(settings: Settings, usage: Usage, resources: HostResources) -> int:
+def _most_replicas(settings: Settings, usage: Usage, resources: HostResources, *, needs_weights: bool) -> int:
     """Return how many replicas fit, of fewer than are asked for."""
     for number in range((settings.num_replicas or 1) - 1, 0, -1):
         fewer = replace(settings, num_replicas=number, expert_parallel=settings.expert_parallel and number > 1)
         with suppress(CapacityError):
-            _resolve(fewer, usage, resources, unmeasured, None)
+            _resolve(fewer, usage, resources, unmeasured, None, needs_weights=needs_weights)
             return number
     return 0
 
@@ -98,7 +98,7 @@ def _resolve(
     machine_of: MachineOf,
     routing: RoutingProfile | None,
     *,
-    needs_weights: bool = True,
+    needs_weights: bool,
 ) -> Resolved:
     assert settings.model is not None, "checked before"
     overrides = device_overrides(settings, resources)

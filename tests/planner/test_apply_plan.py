@@ -14,6 +14,7 @@ from moeflow.core.plan import Workload, plan_from_json, plan_to_json
 from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.saved import predictor_folder
 from moeflow.models.registry import read_model_config
+from moeflow.planner import apply_plan as apply_plan_file
 from moeflow.planner.apply_plan import apply_plan, changes, machine_notice, settings_beside
 from moeflow.planner.costs.process_memory import PROCESS_BYTES, served_bytes
 from moeflow.planner.described import plan_described
@@ -322,7 +323,7 @@ def test_a_default_changes_a_plan_if_the_user_gives_it():
 
 def test_the_device_that_a_plan_chose_is_no_change():
     plan = dataclasses.replace(PLAN, settings={"memory_bytes": 1 << 30, "num_ranks": 2})
-    assert changes(plan, {"device": "cpu"}) == {}
+    assert changes(plan, {"device": "cpu"}) == changes(plan, {"device": "auto"}) == {}
     assert changes(plan, {"device": "cuda"}) == {"device": "cuda", "memory_bytes": None, "num_ranks": None}
 
 
@@ -360,6 +361,16 @@ def test_a_plan_that_does_not_fit_here_is_refused(folder):
     smaller = dataclasses.replace(HERE, accelerator_free_bytes=2**20)
     with pytest.raises(CapacityError, match="device memory"):
         apply_plan(on_gpu, {"cache_dir": folder}, resources=smaller)
+
+
+def test_a_plan_of_several_processes_knows_its_machine(monkeypatch):
+    monkeypatch.setattr(apply_plan_file, "host_resources", lambda: HERE)
+    made_here = dataclasses.replace(with_config(num_threads=1), machine_identity=machine_identity(HERE.num_cores))
+    ranks = dataclasses.replace(made_here, settings={"num_ranks": HERE.num_cores})
+    assert machine_notice(ranks, None) is machine_notice(ranks, HERE.num_cores) is None
+    assert "with --threads 2" in (machine_notice(ranks, 2) or "")
+    with_threads = dataclasses.replace(ranks, settings={"num_threads": 3}, machine_identity=machine_identity(3))
+    assert machine_notice(with_threads, None) is None
 
 
 def test_a_plan_of_another_machine_is_reported():

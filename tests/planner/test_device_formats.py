@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from gguf import GGMLQuantizationType
 from transformers import MixtralConfig
 
 from moeflow.core.engine_messages import Submission
-from moeflow.core.errors import ConfigError
+from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.plan import Workload
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.units import GIB
@@ -26,6 +27,7 @@ from moeflow.settings.settings import Settings
 from tests.checkpoint.tiny_models import random_weights, write_gguf
 from tests.models.parity import SHAPE, random_model
 from tests.planner.example_plans import CONFIG
+from tests.tiny_mixtral import write_tiny_mixtral
 
 NEW = HostResources(4, 32 * GIB, 16 * GIB, "cuda:0", 8 * GIB)
 OLD = dataclasses.replace(NEW, has_bfloat16=False)
@@ -131,6 +133,40 @@ def test_what_a_gpu_does_not_run_is_planned_for_the_host(shape):
         planned(shape, "t4", device="cuda", quantize="q4_k")
     with pytest.raises(ConfigError, match="--dtype float16 is for GPUs"):
         planned(shape, "t4", device="cpu", dtype="float16")
+
+
+@pytest.mark.slow  # plans
+def test_quantized_weights_are_not_streamed():
+    plan = planned("olmoe-1b-7b", "t4", quantize="int8")
+    assert (plan.pipeline, plan.config.device, plan.config.weight_format) == ("resident", "cuda:0", "int8")
+    large = planned("mixtral-8x7b", "t4", quantize="int8")
+    assert (large.config.device, large.config.offload, large.config.weight_format) == ("cpu", None, "int8")
+    assert re.match(r"cpu: its GPU is too small .* needs 4\d\.\d GiB .*, but", dict(large.reasons)["device"])
+    for settings in ({"device": "cuda"}, {"device_memory_bytes": 10 * GIB}):
+        with pytest.raises(CapacityError, match=r"quantized weights are not streamed: use --device cpu"):
+            planned("mixtral-8x7b", "t4", quantize="int8", **settings)
+
+
+@pytest.mark.slow  # plans
+def test_a_model_that_a_gpu_cannot_even_stream_is_planned_for_the_host():
+    plan = planned("dbrx", "t4")
+    assert (plan.config.device, plan.config.offload) == ("cpu", None)
+    assert "of device memory (14.8 GiB available)" in dict(plan.reasons)["device"]
+    with pytest.raises(CapacityError, match=r"of device memory \(14.8 GiB available\)"):
+        planned("dbrx", "t4", device="cuda")
+
+
+@pytest.mark.slow  # plans
+def test_two_formats_of_weights_are_refused(tmp_path):
+    write_tiny_mixtral(tmp_path, intermediate_size=64)
+    model = str(tmp_path)
+    assert config(model, NEW, quantize="int8").device == "cuda:0"
+    asked = {"quantize": "int8", "dtype": "float32"}
+    for device in ("auto", "cpu", "cuda"):
+        with pytest.raises(ConfigError, match="remove --quantize or --dtype"):
+            config(model, NEW, device=device, **asked)
+    with pytest.raises(ConfigError, match="remove --quantize or --dtype"):
+        planned(model, "h100", **asked)
 
 
 def test_a_machine_without_its_device_has_nothing_that_serves_it():

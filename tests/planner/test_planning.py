@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from moeflow.core.errors import CheckpointError, ConfigError
+from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.core.hardware import DEVICE, DISK
 from moeflow.core.plan import Workload
+from moeflow.core.units import GIB
 from moeflow.kernels.cpu import extension
 from moeflow.planner import planning
 from moeflow.planner import resolve as resolving
@@ -119,6 +120,21 @@ def test_a_shape_that_is_shipped_is_planned_for_by_name():
     )
 
 
+@pytest.mark.parametrize("limit", [{"device_memory_bytes": 6 * GIB}, {"device": "cuda:6GiB"}], ids=str)
+def test_a_limit_of_device_memory_holds_for_a_described_machine(limit):
+    asked = Settings(model="olmoe-1b-7b", **limit)
+    plan = plan_for(PlanRequest(settings=asked, usage=usage(num_sequences=8), machine="t4")).plan
+    assert plan.config.device_memory_bytes == plan.config.offload.cuda.memory_bytes == 6 * GIB
+    peaks = {it.tier: it.peak_bytes.value for it in plan.forecast.memory}
+    assert 0 < peaks[DEVICE] < 6.001 * GIB
+
+
+def test_no_more_device_memory_is_planned_for_than_a_described_machine_has():
+    asked = Settings(model="olmoe-1b-7b", device_memory_bytes=80 * GIB)
+    with pytest.raises(CapacityError, match=r"limit of 80\.0 GiB is asked for, but"):
+        plan_for(PlanRequest(settings=asked, usage=usage(), machine="t4"))
+
+
 def test_what_has_no_weights_is_refused_with_what_can_be_planned_for(host, config, tmp_path):
     for model, hint in (
         (tmp_path, f"use `moeflow plan {config}"),
@@ -162,6 +178,17 @@ def test_a_gpu_of_this_machine_is_measured_and_planned_for(config, monkeypatch, 
         assert asked.pop() == (torch.device("cuda:0"), memory_bytes)
         assert plan.forecast.policy.ffn_on_device
         assert plan.pipeline in ("cgopipe", "flexgen", "zero-inference", "resident")
+
+
+@pytest.mark.parametrize(
+    ("has_driver", "reason"), [(True, "only if --device names it"), (False, "no CUDA device here")]
+)
+def test_a_shape_is_planned_for_the_processor_beside_a_gpu(config, has_driver, reason, monkeypatch, tmp_path):
+    monkeypatch.setattr(planning, "has_gpu_driver", lambda: has_driver)
+    monkeypatch.setattr(planning, "this_machine", lambda *_, **__: machine(ram=2 * 10**9))
+    plan = plan_for(PlanRequest(settings=Settings(model=config, cache_dir=tmp_path), usage=usage())).plan
+    assert plan.config.device == "cpu"
+    assert reason in dict(plan.reasons)["device"]
 
 
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())

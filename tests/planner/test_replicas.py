@@ -176,3 +176,10 @@ def test_who_cannot_share_experts_is_told_what_to_do(model, tmp_path):
     tight = server + 2 * (roomy.process_bytes + roomy.work_bytes - server + 8 * MIB)
     with pytest.raises(ConfigError, match=r"keep them in memory, once for all, but --memory is too little"):
         resolved(str(tmp_path), 2, expert_parallel=True, memory_bytes=tight, **passes)
+
+
+def test_replicas_of_a_shape_without_weights_are_counted_too():
+    settings = Settings(model="mixtral-8x7b", is_served=True, num_replicas=3)
+    two_fit = HostResources(8, 400 * GIB, 200 * GIB, None, 0)
+    with pytest.raises(CapacityError, match=r"^3 replicas \(--replicas\) do not fit, 2 would"):
+        resolve(settings, resources=two_fit, needs_weights=False)

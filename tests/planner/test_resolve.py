@@ -37,6 +37,7 @@ def model(tmp_path_factory) -> str:
 @pytest.fixture
 def without_kernels(monkeypatch):
     monkeypatch.setattr(extension, "is_available", lambda: False)
+    monkeypatch.delattr(extension, "_cpu", raising=False)
 
 
 def machine(free: int = 16 * GIB, **changes) -> HostResources:
@@ -174,6 +175,14 @@ def test_torch_computes_where_there_are_no_kernels(model, without_kernels):
     assert "torch computes" in dict(plan.reasons)["cpu_isa"]
     with pytest.raises(ConfigError, match="C\\+\\+ compiler"):
         resolve(Settings(model=model, quantize="int8"), resources=machine())
+
+
+def test_a_shape_is_planned_for_where_there_are_no_kernels(monkeypatch, without_kernels):
+    monkeypatch.setattr(extension, "ISAS", ())
+    settings = Settings(model="mixtral-8x7b", memory_bytes=60 * GIB)
+    here = machine(free=200 * GIB)
+    config = resolve(settings, resources=here, needs_weights=False).config
+    assert (config.device, config.weight_format) == ("cpu", "bfloat16")
 
 
 @needs_extension

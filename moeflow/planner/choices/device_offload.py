@@ -65,6 +65,11 @@ def computes_in_torch(overrides: OffloadOverrides) -> bool:
 
 def settings_of_host(settings: Settings, overrides: OffloadOverrides) -> Settings:
     """Return what holds for the host of a smaller device. Raises: ConfigError for what pipelines do not do."""
+    if settings.quantize is not None and computes_in_torch(overrides):
+        raise ConfigError(
+            "--quantize does not go with a GPU that is smaller than the model, which computes with floats: remove it, "
+            "or use --device cpu"
+        )
     for flag, value in given_options(settings, _NOT_ON_DEVICES).items():
         if value != 1:
             raise ConfigError(f"{flag} does not go with a device that is smaller than the model: remove one of them")

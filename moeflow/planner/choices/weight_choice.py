@@ -109,7 +109,7 @@ def explicit_choice(
     mix = next((known for known in MIXES if known == quantize), None)
     if mix is None and quantize not in QUANTIZED:
         raise ConfigError(f"quantize {quantize!r} is unknown; use one of {', '.join((*QUANTIZED, *MIXES))}")
-    _check_alone(dtype, quantize)
+    _check_alone(quantize, dtype)
     if not can_pack:
         raise ConfigError(
             "quantized weights need the CPU kernels, which are not used here: "
@@ -122,9 +122,11 @@ def explicit_choice(
     return WeightChoice(_format(quantize), "int8")
 
 
-def _check_alone(dtype: str, quantize: str) -> None:
+def _check_alone(quantize: str, dtype: str) -> None:
     if dtype != "auto":
-        raise ConfigError(f"weights cannot be both quantized to {quantize} and kept in {dtype}: say one of the two")
+        raise ConfigError(
+            f"weights cannot be both quantized to {quantize} and kept in {dtype}: remove --quantize or --dtype"
+        )
 
 
 def of_shape(asked: WeightChoice | None) -> WeightChoice:
@@ -247,12 +249,13 @@ def for_device(checkpoint: Checkpoint, *, has_bfloat16: bool) -> WeightChoice:
     return in_half(has_bfloat16=has_bfloat16)
 
 
-def quantized_on_device(dtype: str, quantize: str, *, has_bfloat16: bool) -> WeightChoice:
-    """Return the formats of weights that a GPU keeps in integers; all but the matrices of layers has 16 bits.
+def quantized_on_device(settings: Settings, *, has_bfloat16: bool) -> WeightChoice:
+    """Return the formats of a GPU's weights with matrices of layers in integers. Raises: ConfigError for two formats.
 
-    Raises: ConfigError if `dtype` asks for floats, too.
+    Other weights have 16 bits.
     """
-    _check_alone(dtype, quantize)
+    quantize = str(settings.quantize)
+    _check_alone(quantize, settings.dtype)
     return WeightChoice(_format(quantize), in_half(has_bfloat16=has_bfloat16).matrices, head="int8")
 
 

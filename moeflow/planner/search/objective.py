@@ -33,6 +33,7 @@ class Objective:
     num_sequences: int | None = None  # per decoding step; None: the best number
     max_sequences: int = MAX_SEQUENCES
     memory_limits: Mapping[str, int] = dataclasses.field(default_factory=dict)  # tier -> bytes, below its capacity
+    can_stream: bool = True  # weights to a device that does not hold them
 
     @property
     def most(self) -> int:

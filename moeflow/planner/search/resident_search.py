@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Final
 
+from moeflow.core.errors import CapacityError
+from moeflow.core.hardware import DEVICE
 from moeflow.core.plan import Policy
+from moeflow.core.units import format_bytes
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.search.objective import KEPT_SPEED, Objective, capacities, cost_per_token, grid
 
@@ -24,6 +28,16 @@ def search_resident(model: CostModel, objective: Objective, ratio: float) -> Pol
         return best
     limit = cost_per_token(model, best, goal) / KEPT_SPEED
     return next(policy for policy in found if cost_per_token(model, policy, goal) <= limit)
+
+
+def no_room(model: CostModel, objective: Objective) -> CapacityError:
+    """Return the error for a device that is too small, with the memory that the fewest sequences need."""
+    need = model.memory_of(_policy(model, objective.num_sequences or 1))[DEVICE]
+    have = capacities(model, objective.memory_limits)[DEVICE]
+    return CapacityError(
+        f"the model needs {format_bytes(ceil(need))} of device memory, but there are {format_bytes(have)}, and "
+        "quantized weights are not streamed: use --device cpu, or remove --quantize"
+    )
 
 
 def _policy(model: CostModel, number: int) -> Policy:

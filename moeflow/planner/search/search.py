@@ -15,7 +15,7 @@ from moeflow.core.plan import Policy
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.search.host_search import search_host
 from moeflow.planner.search.objective import FINE, Objective, cost_per_token
-from moeflow.planner.search.resident_search import ENOUGH_FASTER, search_resident
+from moeflow.planner.search.resident_search import ENOUGH_FASTER, no_room, search_resident
 
 _HOST_FINENESS: Final = 10.0  # a host's policy costs one prediction, so its grid is finer
 
@@ -60,6 +60,10 @@ def _resident_first(model: CostModel, objective: Objective, ratio: float) -> Pol
     Raises: as `search_policy`.
     """
     resident = search_resident(model, objective, ratio) if model.has_device else None
+    if model.has_device and not objective.can_stream:
+        if resident is None:
+            raise no_room(model, objective)
+        return resident
     try:
         streamed = search_policy(model, objective, ratio)
     except CapacityError:

@@ -156,6 +156,7 @@ def test_a_device_that_is_too_small_is_refused_before_loading(model):
             {"device": DEVICE + ",torch", "packed_weights_file": Path("it.slabs")},
             "--packed-weights is for the processor: .* remove --packed-weights",
         ),
+        ({"device": DEVICE + ",torch", "quantize": "int8"}, "--quantize does not go with a GPU that is smaller"),
         ({"device": "cuda:16GB:1"}, 'cuda:16GB:1\' cannot be read: write it as "cuda:MEMORY"'),
         (
             {"device": "cuda:16GiB", "pipeline": "cgopipe"},

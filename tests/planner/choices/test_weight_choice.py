@@ -202,7 +202,7 @@ def test_what_the_user_says():
     [
         ("int3", None, True, "dtype 'int3'"),
         ("auto", "int3", True, "quantize 'int3'"),
-        ("float32", "int8", True, "say one of the two"),
+        ("float32", "int8", True, "remove --quantize or --dtype"),
         ("auto", "int8", False, "CPU kernels"),
     ],
 )
