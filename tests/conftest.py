@@ -1,6 +1,7 @@
 import fcntl
 import gc
 import importlib.util
+import os
 import signal
 import sys
 from collections import Counter
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+os.environ["TRITON_INTERPRET"] = "1"  # read when transformers, or a test, first imports Triton
 settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 settings.load_profile("untimed")
 

@@ -1,11 +1,8 @@
 """Runs Triton kernels by Triton's interpreter, on tensors in main memory."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
-
-os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined
 
 pytest.importorskip("triton", reason="Triton has no wheel for this machine")
 
