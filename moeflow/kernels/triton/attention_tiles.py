@@ -24,7 +24,7 @@ _MOST_SPLITS = 64
 _WITH_160_KIB = (80, 90, 100, 103)  # capabilities with so much shared memory for a program; others have at least 64 KiB
 
 
-class Tile(NamedTuple):
+class AttentionTile(NamedTuple):
     """The numbers that a program multiplies at a time."""
 
     rows: int  # a token and a query head each
@@ -38,19 +38,23 @@ def fits(gpu: GPU, value_dim: int) -> bool:
     return gpu.capability >= 80 or value_dim <= 256
 
 
-def tile_of(gpu: GPU, *, num_rows: int, value_dim: int, dtype: DType) -> Tile:
+def tile_of(gpu: GPU, *, num_rows: int, value_dim: int, dtype: DType) -> AttentionTile:
     """Return the tile for sequences of at most so many rows."""
     if gpu.capability < 80 or dtype is torch.float32:  # no tensor cores
-        return Tile(16, 16, 4 if value_dim <= 128 else 8, 2 if value_dim <= 256 else 1)
+        return AttentionTile(16, 16, 4 if value_dim <= 128 else 8, 2 if value_dim <= 256 else 1)
     if value_dim > 256:  # latents
-        return Tile(32, 32, 8, 3) if num_rows > 16 and gpu.capability in _WITH_160_KIB else Tile(16, 16, 4, 3)
+        return (
+            AttentionTile(32, 32, 8, 3)
+            if num_rows > 16 and gpu.capability in _WITH_160_KIB
+            else AttentionTile(16, 16, 4, 3)
+        )
     if num_rows <= 16:
-        return Tile(16, 64 if value_dim <= 128 else 32, 4, 3)
+        return AttentionTile(16, 64 if value_dim <= 128 else 32, 4, 3)
     if value_dim > 128:
-        return Tile(64, 32, 8, 3)
+        return AttentionTile(64, 32, 8, 3)
     if num_rows <= 64:
-        return Tile(64, 32, 4, 3)
-    return Tile(128, 64 if value_dim <= 64 or gpu.capability // 10 in (9, 10) else 32, 8, 3)
+        return AttentionTile(64, 32, 4, 3)
+    return AttentionTile(128, 64 if value_dim <= 64 or gpu.capability // 10 in (9, 10) else 32, 8, 3)
 
 
 def num_splits_of(gpu: GPU, num_programs: int) -> int:

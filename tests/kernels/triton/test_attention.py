@@ -11,7 +11,7 @@ from moeflow.kernels.attention import attention as paged_attention
 from moeflow.kernels.attention.attention import attend_reference
 from moeflow.kernels.attention.scores import PLAIN, Scores
 from moeflow.kernels.triton import attention, launching
-from moeflow.kernels.triton.attention_tiles import Tile
+from moeflow.kernels.triton.attention_tiles import AttentionTile
 from moeflow.kernels.triton.launching import GPU
 from tests.kernels.passes import Pass
 
@@ -43,7 +43,9 @@ def attended(made: Pass, scores: Scores = PLAIN) -> torch.Tensor:
 def _splits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let so many programs share a sequence, and a tile hold two blocks, so that passes stay small."""
     monkeypatch.setattr(attention, "num_splits_of", lambda gpu, num_programs: request.param)
-    monkeypatch.setattr(attention, "tile_of", lambda *_, **__: Tile(rows=16, tokens=32, num_warps=4, num_stages=1))
+    monkeypatch.setattr(
+        attention, "tile_of", lambda *_, **__: AttentionTile(rows=16, tokens=32, num_warps=4, num_stages=1)
+    )
 
 
 @pytest.mark.usefixtures("_splits")
