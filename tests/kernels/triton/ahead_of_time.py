@@ -1,7 +1,7 @@
 """Compiles Triton kernels for GPUs that are not there, and reads registers, spills and instructions from the result.
 
 Runs in a process of its own without Triton's interpreter.
-`python -m tests.kernels.triton.ahead_of_time MODULE...` prints the figures of each case of the modules as JSON.
+`python -m tests.kernels.triton.ahead_of_time MODULE CAPABILITY...` prints the figures of each case as JSON.
 """
 
 from __future__ import annotations
@@ -95,11 +95,12 @@ def _run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True)
 
 
-def main(modules: Sequence[str]) -> None:
-    """Print the figures of every case in `CASES` of the modules."""
-    cases: list[Case] = [case for name in modules for case in importlib.import_module(name).CASES]
-    print(json.dumps([asdict(compile_case(case, it)) for case in cases for it in case.capabilities]))
+def main(module: str, capabilities: Sequence[int]) -> None:
+    """Print the figures of every case in a module's `CASES` for some compute capabilities."""
+    cases: list[Case] = importlib.import_module(module).CASES
+    found = [compile_case(case, it) for case in cases for it in case.capabilities if it in capabilities]
+    print(json.dumps([asdict(it) for it in found]))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1], [int(capability) for capability in sys.argv[2:]])
