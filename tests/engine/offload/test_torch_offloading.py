@@ -101,5 +101,5 @@ def test_only_experts_wait_in_main_memory(model):
 
 
 def test_what_only_kernels_hold_is_refused(model):
-    with pytest.raises(ConfigError, match="--quantize is for the processor"):
+    with pytest.raises(ConfigError, match="--quantize does not go with a GPU that is smaller"):
         resolve(Settings(model=model, device=DEVICE, quantize="int4"))
