@@ -3,10 +3,9 @@
     python -m studies.prompt_cache [MODEL] [--tokens 6000] [--kv-dtype float32] [--repeats 3] [--out FILE]
 
 A first process answers a prompt, with a prompt cache. Then each turn is a process of its own that loads the model,
-says when it has the first token, and what the answer is, all alternately. After a restart: without a prompt cache, with
-one whose files the system has in memory, and with one whose files it has to read from disk. Without one, as in the
-loop of an agent: in a process that has just answered another prompt, and in one that has just answered the first turn
-(a model with recurrent layers goes on from its last checkpoint).
+prints the time of the first token and the answer, all alternately. After a restart there is no prompt cache, one with
+files in memory, or one with files on disk. In the loop of an agent, the process has just answered another prompt, or
+the first turn. A model with recurrent layers then resumes from its last checkpoint.
 Answers must be equal, and so must the log-probabilities of their tokens, to the bit.
 """
 

@@ -4,8 +4,8 @@ Starts `moeflow serve`, keeps a few streams running, asks `/health` fifty times 
 send one kind of large body after another, each as large as the server takes. Two more attacks send little: requests
 that follow a long conversation of stored responses, and connections that send nothing. Latencies count from a probe's
 due time, not from its sending. So a freeze of seconds is not one bad sample among many good ones. Probes
-take turns on several connections, so that none waits for the answer to the one before; attackers have processes of
-their own, so that what is measured is the server's delay and not theirs.
+take turns on several connections, so none waits for the answer to an earlier one. Attackers have processes of their
+own, so probes measure the delay of the server alone.
 
     python -m studies.server_under_long_prompts [MODEL] --out results.jsonl
 """

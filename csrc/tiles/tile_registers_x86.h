@@ -1,9 +1,9 @@
 // AMX: eight registers of up to 16 rows by 64 bytes, and products of the matrices in them.
 //
-//   A, rows of activations           B, weights as a band has them          C += A * B
+//   A, rows of activations           B, weights in the order of a band      C += A * B
 //   row r: 16 words of 32 bits       line i: word i of 16 outputs           row r: 16 outputs
 //
-// A word is two bfloat16 or four bytes: neighbours of `k`. Line i of B is what words i of A are multiplied by.
+// A word is two bfloat16 or four bytes, neighbours along `k`. Words i of A are multiplied by line i of B.
 //
 // Written as assembly: GCC 12's own intrinsics do not declare their memory reads, so the compiler may delay stores past
 // these loads.

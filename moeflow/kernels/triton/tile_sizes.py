@@ -4,10 +4,10 @@ The floor of a pass is the bytes of the chosen experts. One token of Qwen3-30B-A
 2048 in bfloat16) reads 50 MB of gates and ups and 25 MB of downs, 20 us at 3.7 TB/s. To keep 3.7 TB/s busy over a
 latency of 0.7 us, each of 132 SMs needs 20 KB on the way.
 
-- *pair*: a step of a program reads 16 KB. 16 units are 384 programs there, 3 for an SM, so 48 KB are on the way.
-- *expert*: a step reads 16 to 20 KB in each of 3 stages. An SM holds 2 programs (sm_89, 99 KB) to 5 (sm_90).
-- *tiles*: 64 to 128 rows reuse each weight, so products are the limit, not memory.
-- Without tensor cores each thread keeps operands of products in registers, so tiles are small.
+- *pair*: A step of a program reads 16 KB. With 16 units each, 384 programs are 3 on an SM: 48 KB on the way.
+- *expert*: A step reads 16 to 20 KB in each of 3 stages. An SM holds 2 programs (sm_89, 99 KB) to 5 (sm_90).
+- *tiles*: 64 to 128 rows reuse each weight. Arithmetic is the limit, not memory.
+- Without tensor cores, each thread keeps operands of products in registers. So tiles are small.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""What a head and a lender of memory for experts say to each other.
+"""Messages between a head and a lender of memory for experts.
 
-    first link      `Borrowing` ->, <- `MemoryLoan`; then the head sends pieces of experts, drops some, or says that it
-    is
-                    there, and each message is answered by `TAKEN`
-    second link     `Working` ->, <- `LenderReady`; then work and results (`expert_work.py`)
+First link: the head sends `Borrowing`, and the lender answers `MemoryLoan`. Then the head sends or drops pieces of
+experts, or reports that it is alive. The lender answers each message with `TAKEN`.
 
-Either may say `Refusal` instead. A loan ends with either link, or when the head has said nothing for `SILENCE_S`.
+Second link: the head sends `Working`, and the lender answers `LenderReady`. Then work and results follow
+(`expert_work.py`).
+
+Either side may answer `Refusal` instead. A loan ends with either link, or after `SILENCE_S` without a message.
 """
 
 from __future__ import annotations
