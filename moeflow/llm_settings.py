@@ -20,7 +20,7 @@ class FlagSettings(TypedDict, total=False):
     kv_cache: int | str | None
     prompt_cache_size: int | str | None
     threads: int | str | None
-    device_memory: int | str | None
+    gpu_memory: int | str | None
     ranks: int | str | None
     redundant_experts: int | str | None
     replicas: int | str | None
@@ -48,7 +48,7 @@ class LLMSettings(FlagSettings, total=False):
     prompt_cache_bytes: int | str | None
     num_threads: int | str | None
     device: str | torch.device
-    device_memory_bytes: int | str | None
+    gpu_memory_bytes: int | str | None
     pipeline: str | None
     micro_batch: int | str | None
     resident_experts: float | str | None

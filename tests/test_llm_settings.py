@@ -70,7 +70,7 @@ def test_options_are_named_as_click_names_them():
 @pytest.mark.parametrize(
     ("settings", "hint"),
     [
-        ({"gpu_memory_utilization": 0.9}, "did you mean 'memory_bytes'"),
+        ({"gpu_memory_utilization": 0.9}, "did you mean 'gpu_memory_bytes'"),
         ({"tensor_parallel_size": 2}, "did you mean 'num_ranks'"),
         ({"max_modellen": 2}, "did you mean 'max_model_len'"),
         ({"memry": "1GiB"}, "did you mean 'memory'"),

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from moeflow.core.errors import CapacityError
+from moeflow.core.hybrid_config import HybridConfig
 from moeflow.core.offload_config import OffloadConfig
 from moeflow.core.parallel_config import ExpertParallelConfig, ParallelConfig
 from moeflow.core.token_choice import TokenChoice
@@ -143,6 +144,7 @@ class EngineConfig:
     kv_cache_bytes: int
     prompt_cache: PromptCacheConfig | None = None  # None: keys and values end with the engine
     experts: ExpertSlotsConfig | None = None  # None: all experts are resident
+    hybrid: HybridConfig | None = None  # None: `device` computes all experts
     offload: OffloadConfig | None = None  # to a device that is smaller than the model; None: `device` computes all
     parallel: ParallelConfig | None = None  # None: one process has the whole model
     expert_parallel: ExpertParallelConfig | None = None  # None: other replicas, if there are any, compute apart
@@ -153,7 +155,7 @@ class EngineConfig:
     packed_file: str = (
         ""  # packed weights file that all weights are mapped from; empty: they are packed from the checkpoint
     )
-    device_memory_bytes: int = 0  # that the user allows on an accelerator; 0: what there is
+    gpu_memory_bytes: int = 0  # that the user allows on an accelerator; 0: what there is
     memory: MemoryPlan | None = None  # None: the user set no limit
     sampling_defaults: TokenChoice = field(default_factory=TokenChoice)  # of requests that leave these fields open
     record_routing: str = ""  # file that gets what routers choose; empty: none

@@ -51,10 +51,10 @@ def _start_threads(count: int) -> None:
 
 def _limit_device(config: EngineConfig) -> None:
     """Limit the memory that torch allocates on the device; PROCESS_BYTES of it are for what CUDA itself takes."""
-    if config.device_memory_bytes:
+    if config.gpu_memory_bytes:
         device = device_of_layers(config)
         total_bytes = torch.cuda.get_device_properties(device).total_memory
-        share = max(config.device_memory_bytes - PROCESS_BYTES, 0) / total_bytes
+        share = max(config.gpu_memory_bytes - PROCESS_BYTES, 0) / total_bytes
         torch.cuda.set_per_process_memory_fraction(min(share, 1.0), device)  # plans for larger GPUs allow more
 
 

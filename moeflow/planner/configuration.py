@@ -51,7 +51,7 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     parallel: ParallelConfig | None = None
     expert_parallel: ExpertParallelConfig | None = None
     offload: OffloadConfig | None = None
-    device_memory_bytes: int = 0
+    gpu_memory_bytes: int = 0
     memory: MemoryPlan | None = None
     lossy_top_k: int = 0
     speculators: SpeculatorChoice = SpeculatorChoice()
@@ -114,7 +114,7 @@ def engine_config(
         parallel=choices.parallel,
         expert_parallel=choices.expert_parallel,
         offload=choices.offload,
-        device_memory_bytes=choices.device_memory_bytes,
+        gpu_memory_bytes=choices.gpu_memory_bytes,
         memory=choices.memory,
         speculators=choices.speculators.names,
         draft_models=choices.speculators.draft_models,

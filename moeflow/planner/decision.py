@@ -284,7 +284,7 @@ class Decision:
             packed_file=self._packed_file(held),
             parallel=parallel,
             expert_parallel=expert_parallel,
-            device_memory_bytes=settings.device_memory_bytes or 0,
+            gpu_memory_bytes=settings.gpu_memory_bytes or 0,
             memory=self.budget.memory_plan(held.weight_bytes if plan is None else plan.resident_bytes),
             lossy_top_k=lossy_top_k,
             speculators=speculators,

@@ -167,7 +167,7 @@ class _Described:
             cache=KVCacheChoice(kv_dtype, num_blocks, ceil(BLOCK_SIZE * self.costs.kv_bytes), max_tokens),
             shares_prefixes=False,
             offload=offload,
-            device_memory_bytes=self.machine.level(DEVICE).capacity_bytes,
+            gpu_memory_bytes=self.machine.level(DEVICE).capacity_bytes,
             memory=self._memory(model, policy),
         )
 
@@ -199,7 +199,7 @@ class _Described:
         return dataclasses.replace(
             settings,
             device=f"{offload.cuda.name}:{offload.cuda.memory_bytes}",
-            device_memory_bytes=None,
+            gpu_memory_bytes=None,
             pipeline=offload.pipeline,
             micro_batch=offload.micro_batch_tokens,
             resident_experts=offload.num_resident_experts / max(self.shape.routing.num_experts, 1),

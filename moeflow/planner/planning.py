@@ -131,7 +131,7 @@ def _plan_gpu(request: PlanRequest, named: Machine | None, on_step: OnStep) -> d
     try:
         return _plan_device(request, named, on_step)
     except CapacityError as error:
-        if settings.device != "auto" or settings.device_memory_bytes is not None:
+        if settings.device != "auto" or settings.gpu_memory_bytes is not None:
             raise
         return _plan_host(request, named, on_step, f"its GPU is too small or too slow: {error}")
 
@@ -273,7 +273,7 @@ def _with_device(machine: Machine, settings: Settings, on_step: OnStep) -> Machi
         return machine
     name, memory_bytes = parse_cuda_device(settings.device)
     on_step(f"{name} and its link")
-    limit = settings.device_memory_bytes or host_resources(settings.device).accelerator_free_bytes
+    limit = settings.gpu_memory_bytes or host_resources(settings.device).accelerator_free_bytes
     level, *links = calibrate_device.measure_device(torch.device(name), memory_bytes or limit)
     return dataclasses.replace(machine, levels=(*machine.levels, level), links=(*machine.links, *links), num_devices=1)
 
@@ -281,7 +281,7 @@ def _with_device(machine: Machine, settings: Settings, on_step: OnStep) -> Machi
 def _limited(machine: Machine, settings: Settings) -> Machine:
     """Return a machine with as much device memory as the user allows. Raises: CapacityError if it has less."""
     device = _device_name(settings)
-    asked = (parse_cuda_device(device)[1] if device else None) or settings.device_memory_bytes
+    asked = (parse_cuda_device(device)[1] if device else None) or settings.gpu_memory_bytes
     memory_bytes = allowed_bytes("device memory", asked, machine.level(DEVICE).capacity_bytes)
     levels = (
         dataclasses.replace(it, capacity_bytes=memory_bytes) if it.name == DEVICE else it for it in machine.levels

@@ -154,7 +154,7 @@ def _on_best_device(
         try:
             config = decision.config()
         except CapacityError as error:
-            if settings.device_memory_bytes is not None:
+            if settings.gpu_memory_bytes is not None:
                 raise
             reason = f"{resources.accelerator} does not hold the model: {error}"
         else:

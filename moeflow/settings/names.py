@@ -11,7 +11,7 @@ from moeflow.settings.settings import options, user_settings
 
 # What vLLM and llama.cpp call a setting -> ours.
 _ALIKE: Final = (
-    ("gpu_memory_utilization", "memory_bytes"),
+    ("gpu_memory_utilization", "gpu_memory_bytes"),
     ("kv_cache_memory_bytes", "kv_cache_bytes"),
     ("kv_cache_dtype", "kv_dtype"),
     ("tensor_parallel_size", "num_ranks"),

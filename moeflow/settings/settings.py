@@ -143,8 +143,8 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
         default="auto",
         is_common=True,
     )
-    device_memory_bytes: int | None = _device(
-        "--device-memory",
+    gpu_memory_bytes: int | None = _device(
+        "--gpu-memory",
         "bytes",
         "Maximum memory of a GPU to use, such as 16GiB.",
         shown_default="all that is free",

@@ -128,7 +128,7 @@ def test_sampling_out_of_range_is_the_cores_own_error(verb):
 @pytest.mark.parametrize(
     ("size", "meant"), [("4", "4GiB"), ("512", "512MiB"), (" 16 ", "16GiB"), ("4096", "4096MiB"), ("63", "63GiB")]
 )
-@pytest.mark.parametrize("option", ["--memory", "--kv-cache", "--device-memory"])
+@pytest.mark.parametrize("option", ["--memory", "--kv-cache", "--gpu-memory"])
 def test_memory_without_a_unit_is_asked_about(verb, option, size, meant):
     result = CliRunner().invoke(verb, [option, size])
     assert result.exit_code == 2

@@ -76,7 +76,7 @@ VALUES = {
     "ray_placement": None,
     "remote_experts": None,
     "device": None,
-    "device_memory_bytes": None,
+    "gpu_memory_bytes": None,
     "pipeline": None,
     "micro_batch": None,
     "speculators": ("suffix",),
@@ -209,8 +209,8 @@ def test_a_gpu_that_torch_cannot_use_is_named_with_the_reason(model):
 
 
 def test_a_limit_of_a_gpu_s_memory_needs_a_gpu(model, tmp_path):
-    assert plan(model, GPU, device_memory_bytes=GIB).config.device_memory_bytes == GIB
+    assert plan(model, GPU, gpu_memory_bytes=GIB).config.gpu_memory_bytes == GIB
     write_tiny_t5(tmp_path)
     for name, machine, why in ((model, CPU, "finds no CUDA device"), (str(tmp_path), GPU, "do not run an encoder")):
-        with pytest.raises(ConfigError, match=f"--device-memory .* the CPU computes: .*{why}.*Remove it"):
-            plan(name, machine, device_memory_bytes=GIB)
+        with pytest.raises(ConfigError, match=f"--gpu-memory .* the CPU computes: .*{why}.*Remove it"):
+            plan(name, machine, gpu_memory_bytes=GIB)

@@ -142,7 +142,7 @@ def test_quantized_weights_are_not_streamed():
     large = planned("mixtral-8x7b", "t4", quantize="int8")
     assert (large.config.device, large.config.offload, large.config.weight_format) == ("cpu", None, "int8")
     assert re.match(r"cpu: its GPU is too small .* needs 4\d\.\d GiB .*, but", dict(large.reasons)["device"])
-    for settings in ({"device": "cuda"}, {"device_memory_bytes": 10 * GIB}):
+    for settings in ({"device": "cuda"}, {"gpu_memory_bytes": 10 * GIB}):
         with pytest.raises(CapacityError, match=r"quantized weights are not streamed: use --device cpu"):
             planned("mixtral-8x7b", "t4", quantize="int8", **settings)
 

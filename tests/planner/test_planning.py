@@ -120,17 +120,17 @@ def test_a_shape_that_is_shipped_is_planned_for_by_name():
     )
 
 
-@pytest.mark.parametrize("limit", [{"device_memory_bytes": 6 * GIB}, {"device": "cuda:6GiB"}], ids=str)
+@pytest.mark.parametrize("limit", [{"gpu_memory_bytes": 6 * GIB}, {"device": "cuda:6GiB"}], ids=str)
 def test_a_limit_of_device_memory_holds_for_a_described_machine(limit):
     asked = Settings(model="olmoe-1b-7b", **limit)
     plan = plan_for(PlanRequest(settings=asked, usage=usage(num_sequences=8), machine="t4")).plan
-    assert plan.config.device_memory_bytes == plan.config.offload.cuda.memory_bytes == 6 * GIB
+    assert plan.config.gpu_memory_bytes == plan.config.offload.cuda.memory_bytes == 6 * GIB
     peaks = {it.tier: it.peak_bytes.value for it in plan.forecast.memory}
     assert 0 < peaks[DEVICE] < 6.001 * GIB
 
 
 def test_no_more_device_memory_is_planned_for_than_a_described_machine_has():
-    asked = Settings(model="olmoe-1b-7b", device_memory_bytes=80 * GIB)
+    asked = Settings(model="olmoe-1b-7b", gpu_memory_bytes=80 * GIB)
     with pytest.raises(CapacityError, match=r"limit of 80\.0 GiB is asked for, but"):
         plan_for(PlanRequest(settings=asked, usage=usage(), machine="t4"))
 

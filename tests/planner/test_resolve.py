@@ -226,17 +226,17 @@ def test_wishes_without_sense_are_refused(model, settings):
 
 
 def test_device_memory_is_limited_where_there_is_a_device(model):
-    with pytest.raises(ConfigError, match=r"--device-memory.*the CPU computes.*finds no CUDA device"):
-        resolve(Settings(model=model, device_memory_bytes=GIB), resources=machine())
-    with pytest.raises(ConfigError, match=r"--device-memory.*no GPU is asked for.*--memory"):
-        resolve(Settings(model=model, device="cpu", device_memory_bytes=GIB), resources=machine())
+    with pytest.raises(ConfigError, match=r"--gpu-memory.*the CPU computes.*finds no CUDA device"):
+        resolve(Settings(model=model, gpu_memory_bytes=GIB), resources=machine())
+    with pytest.raises(ConfigError, match=r"--gpu-memory.*no GPU is asked for.*--memory"):
+        resolve(Settings(model=model, device="cpu", gpu_memory_bytes=GIB), resources=machine())
     with_device = machine(accelerator="cuda", accelerator_free_bytes=4 * GIB)
-    config = resolve(Settings(model=model, device_memory_bytes=GIB), resources=with_device).config
-    assert (config.device, config.device_memory_bytes) == ("cuda", GIB)
+    config = resolve(Settings(model=model, gpu_memory_bytes=GIB), resources=with_device).config
+    assert (config.device, config.gpu_memory_bytes) == ("cuda", GIB)
     assert config.kv_cache_bytes < GIB
     with pytest.raises(CapacityError, match=r"device memory limit of 5\.0 GiB .* 4\.0 GiB are free"):
-        resolve(Settings(model=model, device_memory_bytes=5 * GIB), resources=with_device)
-    with pytest.raises(ConfigError, match="--device-memory"):
+        resolve(Settings(model=model, gpu_memory_bytes=5 * GIB), resources=with_device)
+    with pytest.raises(ConfigError, match="--gpu-memory"):
         resolve(Settings(model=model, device="cuda", memory_bytes=GIB), resources=with_device)
 
 

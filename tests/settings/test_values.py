@@ -14,7 +14,7 @@ from moeflow.core.units import GIB, MIB
 from moeflow.settings.settings import Settings
 from moeflow.settings.values import read_settings
 
-SIZES = ("kv_cache_bytes", "memory_bytes", "device_memory_bytes", "prompt_cache_bytes")
+SIZES = ("kv_cache_bytes", "memory_bytes", "gpu_memory_bytes", "prompt_cache_bytes")
 COUNTS = (
     "num_ranks",
     "num_redundant_experts",

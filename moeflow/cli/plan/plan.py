@@ -106,7 +106,7 @@ Only headers of a model are read: the answer does not depend on its size."""
 @settings_option("attention_layout")
 @settings_option("num_replicas")
 @settings_option("device")
-@settings_option("device_memory_bytes")
+@settings_option("gpu_memory_bytes")
 @click.option(
     "--routing",
     cls=GroupedOption,

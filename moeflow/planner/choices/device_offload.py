@@ -33,7 +33,7 @@ _NOT_ON_DEVICES: Final = (
 
 def device_overrides(settings: Settings, machine: HostResources) -> OffloadOverrides | None:
     """Return what the user said of a device that is smaller than the model. Raises: ConfigError, CapacityError."""
-    cuda_bytes = settings.device_memory_bytes or machine.accelerator_free_bytes
+    cuda_bytes = settings.gpu_memory_bytes or machine.accelerator_free_bytes
     overrides = offload_overrides(
         settings.device,
         settings.pipeline,
@@ -44,15 +44,15 @@ def device_overrides(settings: Settings, machine: HostResources) -> OffloadOverr
     if overrides is None:
         return None
     if not isinstance(overrides.device, CudaDeviceConfig):
-        if settings.device_memory_bytes is not None:
-            raise ConfigError("--device-memory limits a GPU's memory; an emulated one's stands in --device: remove it")
+        if settings.gpu_memory_bytes is not None:
+            raise ConfigError("--gpu-memory limits a GPU's memory; an emulated one's stands in --device: remove it")
         return overrides
     if machine.accelerator is None:
         raise no_cuda(settings.device, machine)
     memory_bytes = allowed_bytes("device memory", overrides.device.memory_bytes, machine.accelerator_free_bytes)
-    if settings.device_memory_bytes not in (None, memory_bytes):
+    if settings.gpu_memory_bytes not in (None, memory_bytes):
         raise ConfigError(
-            f"--device {settings.device} and --device-memory {format_bytes(cuda_bytes)} say different things: "
+            f"--device {settings.device} and --gpu-memory {format_bytes(cuda_bytes)} say different things: "
             "remove one of them"
         )
     return overrides
@@ -76,7 +76,7 @@ def settings_of_host(settings: Settings, overrides: OffloadOverrides) -> Setting
     return replace(
         settings,
         device="cpu",
-        device_memory_bytes=None,
+        gpu_memory_bytes=None,
         prefix_caching=False,  # or micro-batches could need blocks that others of the same pass write
         max_num_seqs=settings.max_num_seqs or OFFLOADED_MAX_NUM_SEQS,
         max_num_batched_tokens=settings.max_num_batched_tokens
@@ -104,4 +104,4 @@ def with_pipeline(
         return replace(config, offload=offload), reasons
     memory_bytes = offload.cuda.memory_bytes
     where = f"{offload.cuda.name}, {format_bytes(memory_bytes)} of it: experimental"
-    return replace(config, offload=offload, device_memory_bytes=memory_bytes), [*reasons, ("device", where)]
+    return replace(config, offload=offload, gpu_memory_bytes=memory_bytes), [*reasons, ("device", where)]

@@ -23,7 +23,7 @@ _REPLICAS: Final = "replicas compute with the CPU's kernels"
 _PROMPTS: Final = "only the CPU's kernels compute the same keys and values every time"
 _ON_CPU_ONLY: Final[Mapping[str, str]] = {  # field of `Settings` -> reason
     "packed_weights_file": "it has weights in the layout of the CPU's kernels",
-    "memory_bytes": "it limits main memory, and --device-memory a GPU's",
+    "memory_bytes": "it limits main memory, and --gpu-memory a GPU's",
     "prompt_cache": _PROMPTS,
     "prompt_cache_bytes": _PROMPTS,
     "num_ranks": _RANKS,
@@ -90,9 +90,9 @@ def check_on_gpu(settings: Settings, shape: ModelConfig) -> None:
 
 def check_on_cpu(settings: Settings, why: str) -> None:
     """Raise ConfigError for a setting of GPUs where the CPU computes, and the reason for that."""
-    if settings.device_memory_bytes is not None:
+    if settings.gpu_memory_bytes is not None:
         raise ConfigError(
-            f"--device-memory limits a GPU's memory, but the CPU computes: {why}. Remove it, or limit main memory "
+            f"--gpu-memory limits a GPU's memory, but the CPU computes: {why}. Remove it, or limit main memory "
             "(--memory)"
         )
     if settings.dtype == "float16":

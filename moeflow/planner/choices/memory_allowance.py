@@ -13,7 +13,7 @@ def free_bytes(settings: Settings, machine: HostResources, device: str) -> int:
 
     Raises: CapacityError if the user allows more memory than there is.
     """
-    allowed, on_device = settings.memory_bytes, settings.device_memory_bytes
+    allowed, on_device = settings.memory_bytes, settings.gpu_memory_bytes
     if device == "cpu":
         have = machine.available_bytes
         if allowed is not None:

@@ -151,7 +151,7 @@ def test_a_device_that_is_too_small_is_refused_before_loading(model):
         ({"device": DEVICE, "resident_experts": 2.0}, "a share, from 0 to 1"),
         ({"device": DEVICE, "memory_bytes": 2**30}, "--memory does not go with a device that is smaller"),
         ({"device": "emulated:1GiB"}, "does not say how fast its link is"),
-        ({"device": DEVICE, "device_memory_bytes": 2**30}, "--device-memory limits a GPU's memory; an emulated"),
+        ({"device": DEVICE, "gpu_memory_bytes": 2**30}, "--gpu-memory limits a GPU's memory; an emulated"),
         (
             {"device": DEVICE + ",torch", "packed_weights_file": Path("it.slabs")},
             "--packed-weights is for the processor: .* remove --packed-weights",
@@ -188,14 +188,14 @@ def test_a_gpu_that_is_named_with_its_memory_or_a_pipeline_is_offloaded_to(model
     for settings in (
         {"device": "cuda:2GiB"},
         {"device": "cuda:0:2GiB", "pipeline": "flexgen"},
-        {"device": "cuda", "pipeline": "cgopipe", "device_memory_bytes": 2**31},
-        {"device": "cuda:2GiB", "device_memory_bytes": 2**31},
+        {"device": "cuda", "pipeline": "cgopipe", "gpu_memory_bytes": 2**31},
+        {"device": "cuda:2GiB", "gpu_memory_bytes": 2**31},
     ):
         config = on_gpu(model, **settings)
         assert config.offload.cuda == CudaDeviceConfig(
             name="cuda:0", memory_bytes=2**31, capacity_bytes=2**31 - PROCESS_BYTES
         )
-        assert (config.device, config.cpu_isa, config.device_memory_bytes) == ("cpu", "", 2**31)
+        assert (config.device, config.cpu_isa, config.gpu_memory_bytes) == ("cpu", "", 2**31)
         assert any("experimental" in why for _, why in plan_on_gpu(model, **settings).reasons)
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=EngineConfig) == config
     assert on_gpu(model, device="cuda:1", micro_batch=3).offload.cuda.memory_bytes == 2**34
@@ -205,8 +205,8 @@ def test_a_gpu_that_is_named_with_its_memory_or_a_pipeline_is_offloaded_to(model
 def test_more_of_a_gpu_than_is_free_is_refused(model):
     with pytest.raises(CapacityError, match=r"device memory limit of 2.0 GiB is asked for, but 1.0 GiB are free"):
         on_gpu(model, device="cuda:2GiB", free=2**30)
-    with pytest.raises(ConfigError, match=r"--device cuda:2GiB and --device-memory 1.0 GiB say different things"):
-        on_gpu(model, device="cuda:2GiB", device_memory_bytes=2**30)
+    with pytest.raises(ConfigError, match=r"--device cuda:2GiB and --gpu-memory 1.0 GiB say different things"):
+        on_gpu(model, device="cuda:2GiB", gpu_memory_bytes=2**30)
     with pytest.raises(CapacityError, match=r"the device has 0 B, but"):
         on_gpu(model, device="cuda:1MiB")
 
