@@ -161,7 +161,10 @@ def stack(parts: Sequence[A]) -> A:
 
 def array_on(x: NDArray[Any], device: Device) -> Array:
     """Return the numbers on a device: a view in main memory, else a copy."""
-    return cast("Array", x) if device is None else torch.from_numpy(x).to(device)
+    if device is None:
+        return cast("Array", x)
+    device = torch.device(device)
+    return torch.from_numpy(x) if device.type == "cpu" else device_arrays.staged([x], device)[0]
 
 
 def shape_alone(shape: Sequence[int]) -> Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,10 +20,10 @@ from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.out_of_memory import out_of_memory_as
 from moeflow.core.units import MIB, format_bytes
-from moeflow.kernels.arrays import copy_into
+from moeflow.kernels.arrays import copy_into, is_in_main_memory
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection
 from moeflow.kernels.cpu.packed_weight import PackedRows
-from moeflow.kernels.on_demand import torch
+from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.kernels.triton.planar_rows import PlanarRows
 from moeflow.models.finite import check_finite, check_small_weights
 from moeflow.models.importance import NO_IMPORTANCE, Importance
@@ -33,6 +34,10 @@ from moeflow.models.registry import Family, find_family, read_model_config
 
 if TYPE_CHECKING:
     from moeflow.models.language_model import LanguageModel
+    from moeflow.pipeline.devices.staging import Staging
+
+with on_demand(__name__):
+    from moeflow.pipeline.devices import staging
 
 _LISTED = 3
 _CHECK_CONFIG = "Check that config.json belongs to these weights, or download the model again"
@@ -63,8 +68,21 @@ def load_model(
         check_small_weights(model, checkpoint)
         return model
     model = _allocate(family, outline(checkpoint).config, allocator)
-    fill_in_threads(checkpoint, model.named_weights(), num_threads, progress, importance)
+    with _staging_for(allocator) as buffers:
+        fill_in_threads(checkpoint, model.named_weights(), num_threads, progress, importance, buffers)
     return model
+
+
+@contextmanager
+def _staging_for(allocator: WeightAllocator) -> Iterator[Staging | None]:
+    """Return a `with` block with buffers for copies to the weights' GPU; None: they are in main memory."""
+    device = allocator.device
+    if device is None or torch.device(device).type == "cpu":
+        yield None
+        return
+    found = staging.Staging(torch.device(device))
+    with found.copying():
+        yield found
 
 
 def load_causal_lm(
@@ -214,8 +232,12 @@ def fill_in_threads(
     num_threads: int,
     progress: Callable[[int, int], None] | None = None,
     importance: Importance = NO_IMPORTANCE,
+    buffers: Staging | None = None,
 ) -> None:
-    """Do the same in so many threads; `progress` as in `load_model`. Raises: CheckpointError."""
+    """Do the same in so many threads; `progress` as in `load_model`. Raises: CheckpointError.
+
+    `buffers` are for destinations on a GPU.
+    """
     progress = progress or _ignore
     pieces = list(_pieces(checkpoint, named_weights))
     bytes_total = sum(piece.num_bytes for piece in pieces)
@@ -226,7 +248,7 @@ def fill_in_threads(
         if has_failed.is_set():  # in another thread; pieces after the failed one are skipped
             return 0
         try:
-            return _take_over(checkpoint, piece, importance)
+            return _take_over(checkpoint, piece, importance, buffers)
         except BaseException:
             has_failed.set()
             raise
@@ -241,15 +263,25 @@ def fill_in_threads(
             raise
 
 
-def _take_over(checkpoint: Checkpoint, piece: _LoadPiece, importance: Importance) -> int:
-    if isinstance(piece.destination, PackedUpProjection | PlanarRows):
-        piece.destination.fill(_read(checkpoint, piece.name))
-    elif not isinstance(piece.destination, PackedRows):
-        copy_into(piece.destination, _read(checkpoint, piece.name))
-    else:
+def _take_over(
+    checkpoint: Checkpoint, piece: _LoadPiece, importance: Importance, buffers: Staging | None = None
+) -> int:
+    destination = piece.destination
+    if isinstance(destination, PackedRows):
         stored = checkpoint.read_rows(piece.name, piece.start, piece.stop)
         check_finite(stored.values, piece.name, checkpoint, stored.block_kind)
-        piece.destination.fill(stored.values, stored.numbers, stored.block_kind, importance.get(piece.name))
+        destination.fill(stored.values, stored.numbers, stored.block_kind, importance.get(piece.name))
+        return piece.num_bytes
+    source = _read(checkpoint, piece.name)
+    if isinstance(destination, PackedUpProjection):
+        destination.fill(source)
+    elif isinstance(destination, PlanarRows):
+        with nullcontext() if buffers is None else buffers.on_stream():
+            destination.fill(source, copy_into if buffers is None else buffers.copy)
+    elif buffers is None or is_in_main_memory(destination):
+        copy_into(destination, source)
+    else:
+        buffers.copy(destination, source)
     return piece.num_bytes
 
 

@@ -39,7 +39,9 @@ from moeflow.kernels.triton import norm as triton_norm
 from moeflow.kernels.triton import recurrence as triton_recurrence
 from moeflow.kernels.triton import routing as triton_routing
 from moeflow.kernels.triton import short_conv as triton_short_conv
+from moeflow.pipeline.devices import staging
 from tests.soft_gpu.device import DEVICE, SoftTensor, count_launch, raw, wrapped
+from tests.soft_gpu.streams import soft_staging
 
 Function = Callable[..., Any]
 H100 = launching.GPU(capability=90, num_multiprocessors=132)
@@ -73,6 +75,7 @@ def soft_kernels() -> Iterator[None]:
         patches.enter_context(mock.patch.object(launching, "accepts", lambda x: isinstance(x, SoftTensor)))
         patches.enter_context(mock.patch.object(decode_graphs, "GraphRecorder", _Recorder))
         patches.enter_context(mock.patch.object(triton_attention, "gpu_of", return_value=H100))
+        patches.enter_context(mock.patch.object(staging, "Staging", soft_staging))
         for module, name, reference in _REFERENCES:
             stand_in = _stand_in(getattr(module, name), reference)
             patches.enter_context(mock.patch.object(module, name, stand_in))

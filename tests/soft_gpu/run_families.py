@@ -32,7 +32,7 @@ def main(families: list[str]) -> None:
 
 
 def _compare(family: str, folder: Path) -> dict[str, Any]:
-    """Return whether both give the same tokens, and the counts of the last decode pass for each batch."""
+    """Return whether both give the same tokens, and the counts of loading and the last decode pass for each batch."""
     write_small(family, folder, initializer_range=0.1)  # so large that tokens depend on stored states
     found: dict[str, Any] = {}
     for batch in BATCHES:
@@ -46,8 +46,10 @@ def _compare(family: str, folder: Path) -> dict[str, Any]:
 
 
 def _run(config: EngineConfig, lengths: list[int]) -> tuple[Answers, dict[str, Any]]:
-    """Return the tokens of greedy answers, and the counts of the last pass that continues all of them."""
+    """Return the tokens of greedy answers, the counts of loading, and those of the last pass that continues all."""
+    device.COUNTS.clear()
     engine = Engine.load(config)
+    loading = device.COUNTS.report()
     answers: Answers = {str(number): [] for number in range(len(lengths))}
     counts: dict[str, Any] = {}
     num_cached: dict[str, int] = {}
@@ -63,7 +65,7 @@ def _run(config: EngineConfig, lengths: list[int]) -> tuple[Answers, dict[str, A
             device.COUNTS.clear()
         prompts = [prompt + answers[str(number)][-NUM_TOKENS:] for number, prompt in enumerate(prompts)]
     engine.close()
-    return answers, {"num_cached": sum(num_cached.values()), **counts}
+    return answers, {"num_cached": sum(num_cached.values()), "loading": loading, **counts}
 
 
 if __name__ == "__main__":

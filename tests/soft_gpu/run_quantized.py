@@ -33,7 +33,7 @@ def main(families: list[str]) -> None:
 
 
 def _run(family: str, folder: Path) -> dict[str, Any]:
-    """Return for each format what the engine keeps, and whether eager passes and graphs give the same tokens."""
+    """Return for each format what is kept, whether eager passes and graphs give the same tokens, and copies."""
     write_small(family, folder)
     found: dict[str, Any] = {}
     for quantize in ("int8", "int4"):
@@ -41,11 +41,17 @@ def _run(family: str, folder: Path) -> dict[str, Any]:
             model=str(folder), device=device.NAME, quantize=quantize, max_model_len=112, kv_cache_bytes=8 << 20
         )
         config = resolve(settings).config
+        device.COUNTS.clear()
         with device.soft_gpu(), kernels.soft_kernels():
             graphs = greedy_answers(config, PROMPT_LENS, NUM_TOKENS)
             with mock.patch.object(decode_graphs, "can_capture", return_value=False):
                 eager = greedy_answers(config, PROMPT_LENS, NUM_TOKENS)
-        found[quantize] = {"format": config.weight_format, "head": config.head_format, "is_equal": graphs == eager}
+        found[quantize] = {
+            "format": config.weight_format,
+            "head": config.head_format,
+            "is_equal": graphs == eager,
+            "pageable_copies": dict(device.COUNTS.pageable_copies),
+        }
     return found
 
 

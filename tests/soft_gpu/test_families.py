@@ -60,6 +60,8 @@ def test_tokens_are_the_processors_and_no_layer_waits(families: tuple[str, ...])
             assert sum(counts["launches"].values()) <= most, where
             assert sum(counts["synchronizations"].values()) == 1, where  # for the sampled tokens
             assert not counts["pageable_copies"], where
+            assert not counts["loading"]["pageable_copies"], where
+            assert not counts["loading"]["synchronizations"], where
 
 
 @pytest.mark.slow
@@ -68,7 +70,9 @@ def test_integer_weights_run_with_and_without_graphs() -> None:
     found = _printed_by("run_quantized", families)
     assert set(found) == set(families)
     for formats in found.values():
-        assert formats == {name: {"format": name, "head": "int8", "is_equal": True} for name in ("int8", "int4")}
+        assert formats == {
+            name: {"format": name, "head": "int8", "is_equal": True, "pageable_copies": {}} for name in ("int8", "int4")
+        }
 
 
 def _printed_by(module: str, families: tuple[str, ...]) -> dict[str, Any]:

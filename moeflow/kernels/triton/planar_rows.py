@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, get_args
 
 import msgspec
 
+from moeflow.kernels.arrays import copy_into
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.triton.planar_weights import GROUP, MadeFormat, PlanarWeights, pack
 
@@ -32,13 +33,17 @@ class PlanarRows(msgspec.Struct, frozen=True):
         """Rows and columns."""
         return self.num_rows, self.weights.shape[2]
 
-    def fill(self, source: Tensor) -> None:
-        """Round floats to the format and store them. Shapes: source as `shape`, in main memory."""
+    def fill(self, source: Tensor, copy: Callable[[Tensor, Tensor], None] = copy_into) -> None:
+        """Round floats to the format and store them. Shapes: source as `shape`, in main memory.
+
+        `copy(target, source)` brings them to the matrix's device.
+        """
         values, scales = self.weights.values, self.weights.scales
         step = max(_FILLED_VALUES // source.shape[1], 1)
         for start in range(0, self.num_rows, step):
             rows = source[start : start + step]
-            part = values.new_empty(rows.shape, dtype=rows.dtype).copy_(rows)
+            part = values.new_empty(rows.shape, dtype=rows.dtype)
+            copy(part, rows)
             packed = pack(part[None], made_format(self.weights.format))
             place = slice(self.first + start, self.first + start + len(part))
             values[self.slot, place] = packed.values[0]

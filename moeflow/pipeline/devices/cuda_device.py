@@ -27,9 +27,9 @@ from moeflow.core.units import MIB, format_bytes
 from moeflow.kernels.arrays import address
 from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.pipeline.devices.offload_device import DeviceMemory
+from moeflow.pipeline.devices.staging import Staging
 
 _LEAST_PINNED_BYTES: Final = 2 * MIB  # from which on memory has pages of its own
-STAGING_BYTES: Final = 32 * MIB  # of each of two buffers: copies of this size reach the link's full speed
 
 
 class CudaDevice:
@@ -66,23 +66,16 @@ class CudaDevice:
     def hold(self, source: Tensor, purpose: str) -> Tensor:
         """Return a copy of bytes of the host that stays on the device. Blocks: until all have arrived.
 
-        One page-locked buffer fills while the other crosses the link. Raises: CapacityError.
+        Raises: CapacityError.
         """
-        held, given = self._reserve(source.nbytes, purpose), source.reshape(-1)
-        arrived: list[Any] = [None, None]
-        for number, start in enumerate(range(0, given.nbytes, STAGING_BYTES)):
-            if arrived[number % 2] is not None:
-                arrived[number % 2].synchronize()
-            part = given[start : start + STAGING_BYTES]
-            staged = self._staging[number % 2][: part.nbytes].copy_(part)
-            with self._launching(self._up) as arrived[number % 2]:
-                held[start : start + part.nbytes].copy_(staged, non_blocking=True)
-        self._cuda.synchronize(self.torch_device)
-        return held.view(source.shape)
+        held = self._reserve(source.nbytes, purpose).view(source.shape)
+        with self._staging.copying():
+            self._staging.copy(held, source)
+        return held
 
     @cached_property
-    def _staging(self) -> tuple[Tensor, Tensor]:
-        return self.allocate_pinned(STAGING_BYTES), self.allocate_pinned(STAGING_BYTES)
+    def _staging(self) -> Staging:
+        return Staging(self.torch_device, self.allocate_pinned, self._cuda)
 
     def allocate_pinned(self, num_bytes: int) -> Tensor:
         """Return zeros [num_bytes] uint8 in page-locked main memory. Raises: CapacityError."""

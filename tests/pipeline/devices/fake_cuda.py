@@ -24,6 +24,8 @@ from moeflow.core.offload_config import CudaDeviceConfig
 from moeflow.pipeline.devices.cuda_device import CudaDevice
 
 Clock = dict[str, int]
+STREAMS = ("up", "down", "compute")
+COMPUTE = 2
 
 
 class Race(AssertionError):
@@ -71,12 +73,20 @@ class Clocks:
 class Stream:
     def __init__(self, cuda: FakeCuda, number: int) -> None:
         self.cuda = cuda
-        self.name = ("up", "down", "compute")[number % 3]
+        self.name = STREAMS[number % 3]
 
     def wait_event(self, event: Event) -> None:
         self.cuda.log.append((self.name, "waits for", event.name))
         with self.cuda.clocks.lock:
             self.cuda.clocks.learn(self.name, event.known)
+
+    def wait_stream(self, other: Stream) -> None:
+        with self.cuda.clocks.lock:
+            self.cuda.clocks.learn(self.name, self.cuda.clocks.of(other.name))
+
+    def synchronize(self) -> None:
+        with self.cuda.clocks.lock:
+            self.cuda.clocks.learn(self.cuda.here, self.cuda.clocks.of(self.name))
 
 
 class Event:
@@ -144,6 +154,9 @@ class FakeCuda:
     def Stream(self, device: torch.device) -> Stream:
         self.num_streams += 1
         return Stream(self, self.num_streams - 1)
+
+    def current_stream(self, device: torch.device) -> Stream:
+        return Stream(self, COMPUTE)
 
     def Event(self, *, blocking: bool) -> Event:
         assert blocking, "a thread that spins takes a core from those who compute"

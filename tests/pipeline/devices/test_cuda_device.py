@@ -10,7 +10,7 @@ import torch
 
 from moeflow.core.errors import CapacityError
 from moeflow.core.units import MIB
-from moeflow.pipeline.devices import cuda_device
+from moeflow.pipeline.devices import staging
 from moeflow.pipeline.devices.cuda_device import CudaDevice
 from tests.pipeline.devices.fake_cuda import Race, WatchedDevice, Watching
 
@@ -175,8 +175,8 @@ def test_only_a_lack_of_memory_is_called_one(refusal, error, words):
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 101, 200, 201, 999])
-def test_what_stays_is_staged_in_two_buffers(monkeypatch, size):
-    monkeypatch.setattr(cuda_device, "STAGING_BYTES", 100)
+def test_bytes_that_stay_are_copied_through_page_locked_buffers(monkeypatch, size):
+    monkeypatch.setattr(staging, "BUFFER_BYTES", 100)
     device = WatchedDevice()
     source = torch.arange(3 * size, dtype=torch.int64).to(torch.uint8).view(3, size)
     with Watching(device.cuda):
