@@ -19,6 +19,15 @@ def out_of_memory_as(message: str) -> Iterator[None]:
     except MemoryError as error:
         raise CapacityError(message) from error
     except RuntimeError as error:
-        if not any(words in str(error) for words in _WORDS):
+        if not is_out_of_memory(error):
             raise
         raise CapacityError(message) from error
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether a lack of memory led to an error of torch: to itself, or to one that it followed."""
+    while error is not None:
+        if any(words in str(error) for words in _WORDS):
+            return True
+        error = error.__context__
+    return False

@@ -21,6 +21,8 @@ from torch import Tensor
 
 from moeflow.core.batch import NO_SLOT, StateUse
 from moeflow.core.engine_config import EngineConfig, SchedulerConfig
+from moeflow.core.graph_sizes import captured_sizes
+from moeflow.core.out_of_memory import is_out_of_memory
 from moeflow.kernels.arrays import rows_of
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.device_table import DeviceTable
@@ -36,7 +38,7 @@ from moeflow.models.pass_input import PassInput
 
 logger = logging.getLogger(__name__)
 
-SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64)  # sequences of captured passes
+_NO_MEMORY: Final = "no memory is left; allow fewer requests (--max-num-seqs) or a smaller cache (--kv-cache)"
 _WARM_UPS: Final = 2  # runs before a capture: they compile kernels, and choose algorithms of products
 # One sequence of one token: what passes compute while they are captured.
 _PADDING: Final = PassInput(
@@ -100,7 +102,7 @@ class GraphForward:
         self._model, self._kv, self._device = model, kv, device
         self._max_blocks = -(-scheduler.max_model_len // kv.block_size)  # of a sequence
         self._passes: dict[int, _DecodePass] = {}
-        self._sizes = SIZES[: bisect_left(SIZES, scheduler.max_num_seqs) + 1]
+        self._sizes = captured_sizes(scheduler.max_num_seqs)
         num_bytes = len(pinned_bytes(self._largest_arrays(self._sizes[-1]), torch.device("cpu")))
         self._inputs = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self._recorder = GraphRecorder(device)
@@ -128,15 +130,21 @@ class GraphForward:
 
     @without_gradients
     def _capture_all(self) -> None:
-        """Capture the largest pass first: smaller ones then find its memory free."""
-        try:
-            for size in reversed(self._sizes):
-                self._write_inputs(_PADDING, size)
-                run = partial(self._run_static, size)
-                self._passes[size] = _DecodePass(*self._recorder.capture(run))
-        except RuntimeError as error:
-            self._passes.clear()
-            logger.warning("decode passes run without CUDA graphs, which is slower: %s", error)
+        """Capture the largest pass first: smaller ones then find its memory free. Sizes without memory are left out."""
+        problem = ""  # not the error itself: it refers to the tensors of its pass
+        for size in reversed(self._sizes):
+            self._write_inputs(_PADDING, size)
+            try:
+                self._passes[size] = _DecodePass(*self._recorder.capture(partial(self._run_static, size)))
+            except RuntimeError as error:
+                problem = _NO_MEMORY if is_out_of_memory(error) else str(error)
+                if problem is not _NO_MEMORY:
+                    self._passes.clear()
+                    break
+        largest = max(self._passes, default=0)
+        if largest < self._sizes[-1]:
+            which = f"decode passes of more than {largest} requests" if largest else "decode passes"
+            logger.warning("%s run without CUDA graphs, which is slower: %s", which, problem)
 
     def _size_for(self, given: PassInput) -> int | None:
         """Return the captured size that holds a pass; None: it is no decode pass, or is too large."""

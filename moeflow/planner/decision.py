@@ -124,6 +124,7 @@ class Decision:
         self.reasons: Reasons = []
         self.memory_bytes = 0  # of all replicas; 0: not known, for a device with its own
         self._is_table_on_disk = False  # of embeddings for each layer, once weights are chosen
+        self._activation_bytes = 4  # likewise
 
     def config(self) -> EngineConfig:
         """Make all choices. Raises: ConfigError, CapacityError, CheckpointError."""
@@ -188,6 +189,8 @@ class Decision:
         batching = default_batching(settings, self.usage)
         budget.set_beside_weights(cpu_isa, batching)
         weights = self._weights(device, can_pack=bool(cpu_isa))
+        if device != "cpu" and weights.embeddings != "float32":
+            self._activation_bytes = 2
         spec = self._spec(weights) if cpu_isa else None
         file = None
         if spec is not None and self.checkpoint is not None:
@@ -201,6 +204,7 @@ class Decision:
             plan = self._expert_plan(weights, spec, dtype, maps_together=maps_together)
         batching = self._batching(batching, weights, plan, cpu_isa)
         budget.set_beside_weights(cpu_isa, batching)
+        budget.count_passes_on_gpu(weights, batching, self.reasons)
         return _Held(
             device=device,
             cpu_isa=cpu_isa,
@@ -378,7 +382,10 @@ class Decision:
 
     def _costs(self, weights: WeightChoice) -> ModelCosts:
         kv_dtype = "float32" if self.settings.kv_dtype == "auto" else self.settings.kv_dtype
-        return ModelCosts(self.shape, weights.costed(kv_dtype, is_table_on_disk=self._is_table_on_disk))
+        return ModelCosts(
+            self.shape,
+            weights.costed(kv_dtype, activation_bytes=self._activation_bytes, is_table_on_disk=self._is_table_on_disk),
+        )
 
     def _expert_plan(
         self, weights: WeightChoice, spec: SlabSpec, dtype: str, *, maps_together: bool

@@ -16,6 +16,7 @@ from moeflow.core.hardware import DEVICE, RAM, Machine
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import CudaDeviceConfig, OffloadConfig, parse_cuda_device
 from moeflow.core.plan import RESIDENT, Plan, Policy
+from moeflow.core.units import format_bytes
 from moeflow.planner.choices.batching_choice import Batching
 from moeflow.planner.choices.gpu_limits import check_on_gpu
 from moeflow.planner.choices.kv_cache_choice import KVCacheChoice
@@ -29,6 +30,7 @@ from moeflow.planner.choices.weight_choice import (
 )
 from moeflow.planner.configuration import Choices, engine_config
 from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES, CostModel
+from moeflow.planner.costs.gpu_work_space import graph_bytes
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.estimate import Estimator, machine_reasons
@@ -242,5 +244,13 @@ def _why(model: CostModel, policy: Policy) -> list[tuple[str, str]]:
         ("attention_on_device", attends),
         ("weights_on_device", "what the device has room for beside the batch"),
         ("num_devices", f"{policy.num_devices} of {model.machine.num_devices}"),
+        *_work_space(model, policy),
         *disk_reasons(model, policy),
     ]
+
+
+def _work_space(model: CostModel, policy: Policy) -> list[tuple[str, str]]:
+    """Return the memory of captured passes, which only a device with the whole model has."""
+    if pipeline_of(model, policy) != RESIDENT:
+        return []
+    return [("work space", f"{format_bytes(graph_bytes(model.costs, policy.batch_size))} for CUDA graphs")]

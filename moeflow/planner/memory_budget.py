@@ -14,10 +14,12 @@ from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.batching_choice import Batching
 from moeflow.planner.choices.expert_plan import ExpertPlan
 from moeflow.planner.choices.memory_allowance import free_bytes
+from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.choices.rank_choice import RankMemory, count_ranks, possible_ranks
 from moeflow.planner.choices.replica_choice import share_of
 from moeflow.planner.choices.state_choice import num_state_slots
 from moeflow.planner.choices.weight_choice import WeightChoice, instead_of
+from moeflow.planner.costs.gpu_work_space import graph_bytes, pass_bytes
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.process_memory import PROCESS_BYTES, margin_bytes, planned_bytes, served_bytes
 from moeflow.planner.costs.work_space import work_bytes
@@ -81,6 +83,19 @@ class MemoryBudget:
         self.work_bytes = work_bytes(
             self._shape, num_tokens=batching.max_num_batched_tokens, num_sampled=batching.max_num_seqs
         )
+
+    def count_passes_on_gpu(self, weights: WeightChoice, batching: Batching, reasons: Reasons) -> None:
+        """Set the work space of passes on a GPU that holds the model, with captured ones; follows `set_beside_weights`.
+
+        PROCESS_BYTES stay for CUDA itself.
+        """
+        if self._device == "cpu":
+            return
+        costs, most = self._costs_of(weights), batching.max_num_seqs
+        passes = pass_bytes(costs, num_tokens=batching.max_num_batched_tokens, num_sampled=most)
+        graphs = graph_bytes(costs, most)
+        self.work_bytes = passes + graphs
+        reasons.append(("work space", f"{format_bytes(passes)} for a pass, {format_bytes(graphs)} for CUDA graphs"))
 
     @property
     def _beside_process(self) -> int:

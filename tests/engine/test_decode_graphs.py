@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from moeflow.core.batch import NO_SLOT, StateUse
-from moeflow.engine.decode_graphs import SIZES, GraphForward, GraphRecorder, can_capture
+from moeflow.core.graph_sizes import SIZES, captured_sizes
+from moeflow.engine.decode_graphs import GraphForward, GraphRecorder, can_capture
 from moeflow.kernels.triton import launching
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.pass_input import PassInput
@@ -105,6 +106,51 @@ def test_attention_without_a_kernel_is_not_captured(on_gpu, capability, head_dim
 def test_positions_that_the_host_computes_are_not_captured(on_gpu, weight, is_captured):
     on_gpu(90)
     assert can_capture(model_of(embed_positions=SimpleNamespace(weight=weight)), ENGINE) == is_captured
+
+
+class Recorder:
+    """Captures passes that are small enough; larger ones fail with an error of their own, or with its consequence."""
+
+    def __init__(self, most, message, *, ends_badly):
+        self.most, self.message, self.ends_badly, self.sizes = most, message, ends_badly, []
+
+    def capture(self, run):
+        size = run()
+        self.sizes.append(size)
+        if size > self.most:
+            try:
+                raise torch.OutOfMemoryError(self.message)
+            finally:
+                if self.ends_badly:
+                    raise RuntimeError("operation failed due to a previous error during capture")
+        return SimpleNamespace(replay=None), size
+
+
+@pytest.mark.parametrize("ends_badly", [False, True])
+@pytest.mark.parametrize(
+    ("most", "message", "captured", "warning"),
+    [
+        (64, "", (1, 2, 4, 8, 16, 24, 32), ""),
+        (16, "CUDA out of memory", (1, 2, 4, 8, 16), "decode passes of more than 16 requests run without CUDA graphs"),
+        (0, "CUDA out of memory", (), "decode passes run without CUDA graphs"),
+        (16, "illegal access", (), "decode passes run without CUDA graphs"),
+    ],
+)
+def test_sizes_without_memory_are_left_out(monkeypatch, caplog, most, message, captured, warning, ends_badly):
+    forward = GraphForward.__new__(GraphForward)
+    forward._sizes, forward._passes = captured_sizes(30), {}
+    forward._recorder = Recorder(most, message, ends_badly=ends_badly)
+    monkeypatch.setattr(forward, "_write_inputs", lambda *_: None, raising=False)
+    monkeypatch.setattr(forward, "_run_static", lambda size: size, raising=False)
+
+    forward._capture_all()
+
+    assert tuple(sorted(forward._passes)) == captured
+    assert [record.getMessage().startswith(warning) for record in caplog.records] == ([True] if warning else [])
+    least = 1 if "illegal" not in message else 32
+    assert forward._recorder.sizes == [size for size in reversed(captured_sizes(30)) if size >= least]
+    given = PassInput([3] * 20, [15] * 20, [1] * 20, [(0,)] * 20, [list(range(20))])
+    assert forward._size_for(given) == (24 if 24 in captured else None)
 
 
 @pytest.mark.parametrize(

@@ -185,9 +185,42 @@ def test_a_model_larger_than_the_card_runs_on_the_cpu(model):
         plan(model, small, device="cuda:1")
 
 
+def test_passes_and_graphs_have_memory_of_their_own(model):
+    """More requests at once need larger graphs and more rows of logits; the weights stay the same."""
+
+    def words(number: int) -> list[str]:
+        found = dict(plan(model, GPU, max_num_seqs=number, max_num_batched_tokens=4096).reasons)["work space"]
+        assert found.endswith(" for CUDA graphs")
+        return found.split()
+
+    def least(number: int) -> int:
+        """Return the least memory, in steps of a MiB, with which the GPU holds the model."""
+        sizes = range(PROCESS_BYTES, PROCESS_BYTES + 400 * MIB, MIB)
+        cards = (dataclasses.replace(GPU, accelerator_free_bytes=size) for size in sizes)
+        return next(
+            card.accelerator_free_bytes - PROCESS_BYTES
+            for card in cards
+            if plan(model, card, max_num_seqs=number, max_num_batched_tokens=4096).config.device == "cuda:1"
+        )
+
+    few, many = words(1), words(64)
+    assert (few[1], few[6]) == (many[1], many[6]) == ("MiB", "MiB")
+    assert float(many[0]) > float(few[0])
+    assert float(few[5]) >= 20 + 32
+    assert float(many[5]) == float(few[5]) + 8  # eight graphs of 64 kernels more
+    assert least(1) / MIB >= float(few[0]) + float(few[5])
+    assert (least(64) - least(1)) / MIB == pytest.approx(
+        float(many[0]) + float(many[5]) - float(few[0]) - float(few[5]), abs=2
+    )
+
+
 def test_a_card_with_room_for_the_model_alone_is_left_unused(model):
-    weights = plan(model, GPU).config
-    free = PROCESS_BYTES + 4 * weights.kv_cache_bytes // 64
+    found = next(
+        size
+        for size in range(PROCESS_BYTES, PROCESS_BYTES + 400 * MIB, MIB // 4)
+        if "does not hold" not in reason(plan(model, dataclasses.replace(GPU, accelerator_free_bytes=size)))
+    )
+    free = found - MIB // 2
     sizes = [free + extra for extra in range(0, 4 * MIB, 20_000)]
     found = [plan(model, dataclasses.replace(GPU, accelerator_free_bytes=size)) for size in sizes]
     reasons = [reason(it) for it in found]

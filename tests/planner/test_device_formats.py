@@ -11,6 +11,7 @@ import torch
 from gguf import GGMLQuantizationType
 from transformers import MixtralConfig
 
+from moeflow.cli.plan.output import policy_table
 from moeflow.core.engine_messages import Submission
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.plan import Workload
@@ -139,8 +140,11 @@ def test_what_a_gpu_does_not_run_is_planned_for_the_host(shape):
 def test_quantized_weights_are_not_streamed():
     plan = planned("olmoe-1b-7b", "t4", quantize="int8")
     assert (plan.pipeline, plan.config.device, plan.config.weight_format) == ("resident", "cuda:0", "int8")
+    assert dict(plan.reasons)["work space"].endswith("MiB for CUDA graphs")
+    assert any("for CUDA graphs" in cell for row in policy_table(plan).rows for cell in row)
     large = planned("mixtral-8x7b", "t4", quantize="int8")
     assert (large.config.device, large.config.offload, large.config.weight_format) == ("cpu", None, "int8")
+    assert "work space" not in dict(large.reasons)
     assert re.match(r"cpu: its GPU is too small .* needs 4\d\.\d GiB .*, but", dict(large.reasons)["device"])
     for settings in ({"device": "cuda"}, {"gpu_memory_bytes": 10 * GIB}):
         with pytest.raises(CapacityError, match=r"quantized weights are not streamed: use --device cpu"):

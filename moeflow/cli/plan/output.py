@@ -73,6 +73,8 @@ def policy_table(plan: Plan) -> Table:
     else:
         kv_memory = "memory" if config.device == "cpu" else "device memory"
         rows.append(("KV cache", config.kv_dtype, f"{format_bytes(config.kv_cache_bytes)} in {kv_memory}"))
+    if why := _why(plan, "work space"):
+        rows.append(("work space", "device memory", why))
     rows += _expert_rows(plan)
     rows += _remote_rows(plan)
     rows += _rank_rows(plan)

@@ -22,6 +22,7 @@ from moeflow.core.hardware import DEVICE, DISK, PINNED, RAM, Link, Machine, Memo
 from moeflow.core.plan import Policy, Workload
 from moeflow.core.units import MIB
 from moeflow.planner.costs.disk_waits import DiskRates, ExpertReads
+from moeflow.planner.costs.gpu_work_space import graph_bytes
 from moeflow.planner.costs.hit_curve import HitCurve
 from moeflow.planner.costs.model_costs import KernelWork, ModelCosts, expected_distinct
 from moeflow.planner.costs.rank_costs import ALONE, RankedLayers, Sharing
@@ -203,7 +204,10 @@ class CostModel:
         else:
             ram += LinearCost(all_kv)
         device = device * (1 / self.num_devices)
-        device += LinearCost(DEVICE_RESERVE_BYTES + costs.activation_bytes(mu * workload.max_prompt_len))
+        graphs = (
+            graph_bytes(costs, choice.batch_size) if choice.attention_on_device else 0
+        )  # once all weights are there
+        device += LinearCost(DEVICE_RESERVE_BYTES + costs.activation_bytes(mu * workload.max_prompt_len), graphs)
         return {RAM: ram, DEVICE: device, DISK: on_disk}
 
     @cached_property

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from unittest import mock
 
+from moeflow.core.graph_sizes import SIZES
 from moeflow.engine import decode_graphs
 from studies.gpu_check.findings import Findings
 from studies.gpu_check.resident.layers import folder_of, free, layer_counts, load
@@ -27,9 +28,7 @@ def run(options: argparse.Namespace, findings: Findings) -> None:
         with_graphs_s=round(with_graphs_s, 3),
     )
     findings.row("weights", f"{num_bytes / eager_s / 1e9:.2f} GB/s", f"{num_bytes / 1e9:.1f} GB in {eager_s:.1f} s")
-    findings.row(
-        "graphs", f"{max(with_graphs_s - eager_s, 0.0):.1f} s", f"{len(decode_graphs.SIZES)} sizes, to capture"
-    )
+    findings.row("graphs", f"{max(with_graphs_s - eager_s, 0.0):.1f} s", f"{len(SIZES)} sizes, to capture")
 
 
 def _load_s(target: Target, folder: Path, has_graphs: bool) -> float:

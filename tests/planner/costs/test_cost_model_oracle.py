@@ -171,10 +171,13 @@ def test_memory_is_the_sum_of_what_lies_there(plan, devices):
     shared = 2 * HEAD * 2 + resident + buffers + kept * all_kv + windows  # two tables of tokens, not tied
     widest = mu * 120 * (2 * 512 + 2 * (3 * 512 + 512)) * 2
     experts_on_disk = 0.1 * LAYERS * EXPERTS * EXPERT * 2
+    num_graphs = sum(size < plan.batch_size for size in (1, 2, 4, 8, 16, 24, 32, 48)) + 1
+    # a segment for activations, a workspace, and 16 KiB for each of 25 kernels of a layer and 14 others
+    graphs = (20 + 32 + num_graphs * (LAYERS * 25 + 14) / 64) * 2**20 if plan.attention_on_device else 0
     model = CostModel(far_machine(devices), COSTS, WORK, num_devices=devices, process_bytes=12345)
     assert model.predict(plan).memory == pytest.approx(
         {
-            "device": shared / devices + DEVICE_RESERVE_BYTES + widest,
+            "device": shared / devices + DEVICE_RESERVE_BYTES + widest + 0.25 * graphs,
             "ram": 12345 + 0.75 * LAYERS * LAYER_BYTES - experts_on_disk + (1 - kept) * all_kv,
             "disk": experts_on_disk,
         }

@@ -14,7 +14,7 @@ from moeflow.planner.search.search import search
 from tests.planner.examples import machine, small_model
 
 MB = 10**6
-LARGE = small_model(machine(ram=10**9, device=900 * MB, link=1e9))
+LARGE = small_model(machine(ram=10**9, device=970 * MB, link=1e9))
 
 
 def resident(number: int) -> Policy:
@@ -29,7 +29,7 @@ def resident(number: int) -> Policy:
 
 
 @pytest.mark.parametrize("goal", ["throughput", "latency", "memory"])
-@pytest.mark.parametrize("device", [840 * MB, 865 * MB, 870 * MB, 900 * MB])
+@pytest.mark.parametrize("device", [840 * MB, 930 * MB, 935 * MB, 970 * MB])
 def test_the_best_number_of_sequences_is_found(goal, device):
     model, objective = small_model(machine(ram=10**9, device=device)), Objective(goal=goal, max_sequences=40)
     fitting = [policy for number in range(1, 41) if fits(model, policy := resident(number), {})]
@@ -57,7 +57,7 @@ def test_a_device_that_holds_the_model_keeps_it(goal, num_sequences):
 def test_what_does_not_fit_beside_the_model_is_streamed():
     with pytest.raises(CapacityError):
         search(LARGE, Objective(num_sequences=10**4), 2.0)
-    small = small_model(machine(ram=10**9, device=850 * MB))
+    small = small_model(machine(ram=10**9, device=910 * MB))
     assert search_resident(small, Objective(), 2.0) is None
     assert pipeline_of(*search(small, Objective(max_sequences=16), 2.0)) != RESIDENT
 
