@@ -78,7 +78,7 @@ class SeveralModels:
         of_one = {name: options()[name].flag for name in ("packed_weights_file", *written_files())}
         if given := [flag for name, flag in {"plan_file": "--plan", **of_one}.items() if overrides.get(name)]:
             raise click.UsageError(f"{given[0]} is for one model: leave it out, or serve one")
-        resources = lazy.host_resources(overrides.get("device", "auto"))
+        resources = lazy.host_resources(overrides.get("device", "auto"), overrides.get("cache_dir"))
         models = {}
         for name, path in paths.items():
             own = {**overrides, "model": path, "model_name": name}

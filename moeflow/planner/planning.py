@@ -155,7 +155,7 @@ def _plan_device(request: PlanRequest, named: Machine | None, on_step: OnStep) -
 def _has_bfloat16(named: Machine | None, settings: Settings) -> bool:
     """Return whether the GPU that is planned for computes bfloat16 fast."""
     if named is None:
-        return host_resources(settings.device).has_bfloat16
+        return host_resources(settings.device, settings.cache_dir).has_bfloat16
     return processor_of(named.level(DEVICE)).has_bfloat16
 
 
@@ -273,7 +273,7 @@ def _with_device(machine: Machine, settings: Settings, on_step: OnStep) -> Machi
         return machine
     name, memory_bytes = parse_cuda_device(settings.device)
     on_step(f"{name} and its link")
-    limit = settings.gpu_memory_bytes or host_resources(settings.device).accelerator_free_bytes
+    limit = settings.gpu_memory_bytes or host_resources(settings.device, settings.cache_dir).accelerator_free_bytes
     level, *links = calibrate_device.measure_device(torch.device(name), memory_bytes or limit)
     return dataclasses.replace(machine, levels=(*machine.levels, level), links=(*machine.links, *links), num_devices=1)
 
@@ -303,7 +303,7 @@ def _check_device(settings: Settings, *, is_here: bool) -> None:
         raise ConfigError(
             f"--device {name} cannot be planned for: plan for the processor, a GPU (cuda) or --machine t4"
         )
-    if is_here and (here := host_resources(name)).accelerator is None:
+    if is_here and (here := host_resources(name, settings.cache_dir)).accelerator is None:
         raise ConfigError(
             f"--device {name}: {here.why_no_accelerator}. Plan for a described GPU (--machine t4, or a file)"
         )

@@ -78,7 +78,7 @@ def resources_for(settings: Settings) -> HostResources:
     """Return what this machine offers. Within a limit, torch counts, which computes with experts from disk."""
     if settings.memory_bytes is not None and not settings.is_served:
         import_torch()
-    return host_resources(settings.device)
+    return host_resources(settings.device, settings.cache_dir)
 
 
 def _most_replicas(settings: Settings, usage: Usage, resources: HostResources, *, needs_weights: bool) -> int:

@@ -6,6 +6,7 @@ The process reports progress, or its error, in lines of JSON.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -32,13 +33,14 @@ def make_builtin_apart(cache_dir: Path, on_progress: OnDone | None = None) -> Pa
     folder = builtin_folder(cache_dir)
     if folder.is_dir():
         return ensure_builtin_model(cache_dir)
-    for line in run_apart(__name__, str(cache_dir.absolute()).encode()):
-        report = msgspec.json.decode(line, type=_Report)
-        if report.kind:
-            kind = getattr(errors, report.kind)
-            raise kind(report.error) if kind in (errors.ConfigError, CapacityError) else MoeflowError(report.error)
-        if on_progress is not None:
-            on_progress(report.done, report.total)
+    with suppress(ChildProcessError):  # then there is no folder
+        for line in run_apart(__name__, str(cache_dir.absolute()).encode()):
+            report = msgspec.json.decode(line, type=_Report)
+            if report.kind:
+                kind = getattr(errors, report.kind)
+                raise kind(report.error) if kind in (errors.ConfigError, CapacityError) else MoeflowError(report.error)
+            if on_progress is not None:
+                on_progress(report.done, report.total)
     if not folder.is_dir():
         raise CapacityError("the process for the built-in model ended early: free memory, then try again")
     return folder

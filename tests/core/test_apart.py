@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from moeflow.core.apart import run_apart
+
+PROCESSES = "tests.core.processes"
 
 
 def test_lines_of_a_module_come_back():
@@ -16,5 +20,14 @@ def test_a_reader_that_leaves_ends_the_process():
     lines.close()  # would hang if the process were waited for, and not ended
 
 
-def test_a_module_that_is_not_there_says_nothing():
-    assert list(run_apart("moeflow.none", b"x")) == []
+def test_how_a_process_failed_is_told():
+    with pytest.raises(ChildProcessError, match="ended with exit code 1"):
+        list(run_apart("moeflow.none", b"x"))
+    with pytest.raises(ChildProcessError, match="ended by SIGSEGV"):
+        list(run_apart(f"{PROCESSES}.crashing", b""))
+
+
+def test_a_process_that_hangs_is_ended():
+    with pytest.raises(TimeoutError, match=r"longer than 0\.5 seconds"):
+        list(run_apart(f"{PROCESSES}.hanging", b"", timeout_s=0.5))
+    assert list(run_apart("json.tool", b"1", timeout_s=60)) == [b"1\n"]

@@ -229,6 +229,15 @@ def test_a_card_with_room_for_the_model_alone_is_left_unused(model):
     assert reasons[-1] == "cuda:1: it holds the model"
 
 
+def test_a_card_without_kernels_is_left_unused_unless_it_is_named(model):
+    bare = dataclasses.replace(GPU, why_no_kernels="Failed to find C compiler; install gcc")
+    found = plan(model, bare)
+    assert found.config == plan(model, CPU).config
+    why = "cpu: Triton's kernels do not run on cuda:1: Failed to find C compiler; install gcc"
+    assert reason(found) == why
+    assert plan(model, bare, device="cuda:1").config.device == "cuda:1"
+
+
 def test_models_of_one_server_share_main_memory(model):
     found = plan(model, GPU, shares_memory=True)
     assert (found.config.device, reason(found)) == ("cpu", "cpu: models of one server share main memory")

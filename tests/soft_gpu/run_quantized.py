@@ -33,7 +33,7 @@ def main(families: list[str]) -> None:
 
 
 def _run(family: str, folder: Path) -> dict[str, Any]:
-    """Return for each format what is kept, whether eager passes and graphs give the same tokens, and copies."""
+    """Return the formats of each quantization, whether eager passes and graphs give the same tokens, and copies."""
     write_small(family, folder)
     found: dict[str, Any] = {}
     for quantize in ("int8", "int4"):

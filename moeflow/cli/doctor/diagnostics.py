@@ -65,7 +65,7 @@ class Finding:
 
 def examine(cache_dir: Path, cpu_isa: str) -> list[Finding]:
     """Look at everything that running a model needs. `cpu_isa` caps the instruction set; empty: the best there is."""
-    return [*packages(), *hardware(cpu_isa), disk(cache_dir), *calibration(cache_dir)]
+    return [*packages(), *hardware(cpu_isa, cache_dir), disk(cache_dir), *calibration(cache_dir)]
 
 
 def packages() -> list[Finding]:
@@ -79,10 +79,10 @@ def packages() -> list[Finding]:
     return findings
 
 
-def hardware(cpu_isa: str) -> list[Finding]:
-    """Return what there is to compute with."""
+def hardware(cpu_isa: str, cache_dir: Path | None = None) -> list[Finding]:
+    """Return what there is to compute with. `cache_dir` remembers trials of GPUs; None: the user's own."""
     try:
-        machine = lazy.host_resources("auto")
+        machine = lazy.host_resources("auto", cache_dir)
     except ImportError as error:
         return [Finding("hardware", Verdict.MISSING, f"torch cannot be loaded: {error}", REINSTALL)]
     info = _cpu_info()
@@ -157,6 +157,15 @@ def large_pages(setting: Path = LARGE_PAGES_SETTING) -> list[Finding]:
     return [Finding("large pages", Verdict.WARN, found, f"As root: echo madvise > {setting}")]
 
 
+def _kernels_of(machine: HostResources) -> list[Finding]:
+    """Return why a GPU computes without Triton's kernels, if it does."""
+    if not machine.why_no_kernels:
+        return []
+    found, _, remedy = machine.why_no_kernels.rpartition("; ")
+    found = f"Triton's kernels do not run there: {found}. Models run on the processor, or slower with --device cuda"
+    return [Finding("its kernels", Verdict.WARN, found, remedy)]
+
+
 def accelerator(machine: HostResources, driver: Path = Path("/proc/driver/nvidia/version")) -> list[Finding]:
     """Return whether torch sees a GPU, and measure it. A machine without one is as good a machine."""
     if machine.accelerator is None:
@@ -180,6 +189,7 @@ def accelerator(machine: HostResources, driver: Path = Path("/proc/driver/nvidia
     larger = "--device cuda:SIZE streams experts there that do not fit; experimental"
     return [
         Finding("accelerator", Verdict.OK, f"{device.processor.name}, {free} free, {speeds} in bfloat16"),
+        *_kernels_of(machine),
         Finding("link to it", Verdict.OK, link),
         Finding("larger models", Verdict.WARN, larger),
     ]

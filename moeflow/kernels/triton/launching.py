@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from importlib.util import find_spec
+from subprocess import CalledProcessError
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,6 +16,7 @@ with on_demand(__name__):
 
 logger = logging.getLogger(__name__)
 
+_INSTALL: Final = "install the torch and Triton that fit together (pip install --upgrade 'moeflow[cuda]')"
 _TRIED_SIZE: Final = 16  # the smallest product of tensor cores
 Grid: TypeAlias = tuple[int, ...]
 
@@ -58,9 +59,7 @@ def _gpu(index: int) -> GPU:
 
 @functools.cache
 def _runs_kernels(index: int) -> bool:
-    """Return whether Triton works on a GPU. Sizes of tiles are for NVIDIA's; others have less shared memory."""
-    if torch.version.hip is not None or find_spec("triton") is None:
-        return False
+    """Return whether Triton works on a GPU."""
     problem = why_not(torch.device("cuda", index))
     if problem:
         logger.warning("cuda:%d computes without Triton's kernels, which is slower: %s", index, problem)
@@ -68,15 +67,25 @@ def _runs_kernels(index: int) -> bool:
 
 
 def why_not(device: torch.device) -> str:
-    """Return why Triton does not work on a device; empty: it does. Synchronizes.
-
-    It needs a C compiler, Python's headers, a folder to write, and support of the GPU.
-    """
-    x = torch.eye(_TRIED_SIZE, dtype=torch.float16, device=device).flip(0)
-    out = torch.zeros_like(x)
+    """Return why Triton's kernels do not run on a device, and the remedy; empty: they do. Synchronizes."""
+    if torch.version.hip is not None:  # less shared memory than sizes of tiles need
+        return "they are for NVIDIA GPUs"
     try:
+        x = torch.eye(_TRIED_SIZE, dtype=torch.float16, device=device).flip(0)
+        out = torch.zeros_like(x)
         launch(trial.square_kernel, (1,), x, out, _TRIED_SIZE)
         has_squared = torch.equal(out, x @ x)
     except Exception as error:  # of Triton, its compilers, or files
-        return str(error).strip().partition("\n")[0] or type(error).__name__
-    return "" if has_squared else "its results are wrong"
+        return f"{str(error).strip().partition(chr(10))[0] or type(error).__name__}; {_remedy(error)}"
+    return "" if has_squared else f"a trial gives wrong results; {_INSTALL}"
+
+
+def _remedy(error: Exception) -> str:
+    """Return what helps against an error of a trial: a compiler, headers, a folder to write, or the right versions."""
+    if "C compiler" in str(error):
+        return "install gcc"
+    if isinstance(error, CalledProcessError):  # of the C compiler
+        return "install gcc and Python's headers (python3-dev)"
+    if isinstance(error, PermissionError):
+        return "set TRITON_CACHE_DIR to a folder that can be written"
+    return _INSTALL

@@ -106,6 +106,8 @@ def why_not_automatic(settings: Settings, shape: ModelConfig, machine: HostResou
     """Return why the CPU computes where the user leaves the device open; empty: a GPU does if it is large enough."""
     if machine.accelerator is None:
         return machine.why_no_accelerator
+    if machine.why_no_kernels:
+        return f"Triton's kernels do not run on {machine.accelerator}: {machine.why_no_kernels}"
     if settings.shares_memory:
         return "models of one server share main memory"
     refusal = gpu_refusal(settings, shape)

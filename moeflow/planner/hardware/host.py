@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from moeflow.core.cache_dir import cache_folder
 from moeflow.core.control_groups import cpu_quota, memory_room
 from moeflow.core.hardware import RAM, Machine
 from moeflow.core.offload_config import CUDA, parse_cuda_device
@@ -34,12 +35,14 @@ class HostResources:
     process_bytes: int = 0  # this process holds already
     has_bfloat16: bool = True  # whether that GPU's tensor cores take bfloat16
     why_no_accelerator: str = "torch finds no CUDA device here"
+    why_no_kernels: str = ""  # why Triton's kernels do not run on that GPU, and the remedy; empty: they do
 
 
-def host_resources(device: str = "cpu") -> HostResources:
+def host_resources(device: str = "cpu", cache_dir: Path | None = None) -> HostResources:
     """Return what the machine offers now, with the GPU that a device setting is about, if it is about any.
 
-    "auto" is about the GPU with the most free memory. Blocks: for some seconds if a GPU's driver is installed.
+    "auto" is about the GPU with the most free memory, of those with kernels. `cache_dir` remembers which ones have
+    them; None: the user's own. Blocks: for some seconds if a GPU's driver is installed.
     """
     memory = psutil.virtual_memory()
     total, available = memory.total, memory.available
@@ -47,25 +50,34 @@ def host_resources(device: str = "cpu") -> HostResources:
         total, available = min(total, room.limit_bytes), min(available, room.free_bytes)
     held = resident_bytes([os.getpid()])
     here = HostResources(_num_cores(), total, max(available, 0), None, 0, held)
-    return here if device.split(":")[0] not in ("auto", CUDA) or not has_gpu_driver() else _with_gpu(here, device)
+    return (
+        here
+        if device.split(":")[0] not in ("auto", CUDA) or not has_gpu_driver()
+        else _with_gpu(here, device, cache_dir)
+    )
 
 
-def _with_gpu(here: HostResources, device: str) -> HostResources:
+def _with_gpu(here: HostResources, device: str, cache_dir: Path | None) -> HostResources:
     """Return the same with the GPU that a device setting is about; without one, with the reason."""
-    found = gpus.find_gpus()
+    search = gpus.find_gpus(cache_folder(cache_dir))
+    found = search.gpus
     name = None if device == "auto" else parse_cuda_device(device)[0]
     asked = [gpu for gpu in found if name in (None, gpu.name)]
     usable = [gpu for gpu in asked if not gpu.problem]
     if usable:
-        best = max(usable, key=lambda gpu: gpu.free_bytes)
+        best = max(usable, key=lambda gpu: (not gpu.kernels_problem, gpu.free_bytes))
         return replace(
-            here, accelerator=best.name, accelerator_free_bytes=best.free_bytes, has_bfloat16=best.has_bfloat16
+            here,
+            accelerator=best.name,
+            accelerator_free_bytes=best.free_bytes,
+            has_bfloat16=best.has_bfloat16,
+            why_no_kernels=best.kernels_problem,
         )
     if asked:
         return replace(here, why_no_accelerator=f"torch cannot compute on {asked[0].name}: {asked[0].problem}")
     if found:
         return replace(here, why_no_accelerator=f"torch finds only {', '.join(gpu.name for gpu in found)} here")
-    return here
+    return replace(here, why_no_accelerator=search.problem or here.why_no_accelerator)
 
 
 def host_of(machine: Machine, why_no_accelerator: str = "the machine has no GPU") -> HostResources:

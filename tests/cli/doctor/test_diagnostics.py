@@ -93,7 +93,7 @@ def test_a_package_that_is_not_installed_is_missing(monkeypatch):
 
 
 def test_broken_torch_is_a_finding_not_a_crash(monkeypatch):
-    def broken(_: str) -> HostResources:
+    def broken(*_: object) -> HostResources:
         raise ImportError("libgomp.so.1: cannot open shared object file")
 
     monkeypatch.setitem(vars(lazy), "host_resources", broken)
@@ -103,7 +103,7 @@ def test_broken_torch_is_a_finding_not_a_crash(monkeypatch):
 
 
 def test_a_machine_without_accelerator_is_fine(monkeypatch):
-    monkeypatch.setitem(vars(lazy), "host_resources", lambda _: machine())
+    monkeypatch.setitem(vars(lazy), "host_resources", lambda *_: machine())
     by_topic = {finding.topic: finding for finding in diagnostics.hardware("")}
     assert by_topic["accelerator"].verdict is Verdict.OK
     assert by_topic["processor"].found.endswith("4 cores to use")
@@ -131,6 +131,15 @@ def test_a_gpu_is_measured(monkeypatch):
     assert found[0].found == "a GPU, 16.0 GiB free, reads 4100 GB/s, 700 TFLOP/s in bfloat16"
     assert found[1].found == "55.0 GB/s there, 50.0 back"
     assert "experimental" in found[2].found
+
+
+def test_a_gpu_without_kernels_is_a_warning(monkeypatch):
+    monkeypatch.setitem(vars(lazy), "measure_device", measured)
+    here = replace(machine(accelerator="cuda"), why_no_kernels="Failed to find C compiler.; x; install gcc")
+    (finding,) = (it for it in diagnostics.accelerator(here) if it.topic == "its kernels")
+    assert finding.verdict is Verdict.WARN
+    assert "do not run there: Failed to find C compiler.; x. Models run on the processor" in finding.found
+    assert finding.remedy == "install gcc"
 
 
 def test_a_gpu_without_room_is_a_warning(monkeypatch):

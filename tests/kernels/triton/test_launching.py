@@ -1,5 +1,7 @@
 """Kernels start on the GPU of their tensors, even if the thread has another current GPU, and where Triton works."""
 
+import re
+from subprocess import CalledProcessError
 from types import SimpleNamespace
 
 import pytest
@@ -57,18 +59,35 @@ def test_a_gpu_where_triton_fails_is_left_to_torch(monkeypatch, on_gpu, caplog):
     assert record.message.endswith("Failed to find C compiler")
 
 
-def test_amd_gpus_are_left_to_torch(monkeypatch, on_gpu):
+def test_amd_gpus_are_left_to_torch(monkeypatch, on_gpu, caplog):
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert not launching.accepts(on_gpu)
+    assert caplog.records[0].message.endswith("they are for NVIDIA GPUs")
 
 
-def test_a_trial_tells_results_and_errors(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("Failed to find C compiler. Please\nand more"), "Failed to find C compiler. Please; install gcc"),
+        (CalledProcessError(1, ["/usr/bin/gcc", "x.c"]), r".* exit status 1\.; install gcc and Python's headers .*"),
+        (PermissionError(13, "Permission denied", "/root/.triton"), ".*/root/.triton'; set TRITON_CACHE_DIR to .*"),
+        (
+            ModuleNotFoundError("No module named 'triton'"),
+            r".*triton'; install the torch and Triton .*moeflow\[cuda\].*",
+        ),
+        (ValueError(), "ValueError; install the torch and Triton that fit together .*"),
+    ],
+)
+def test_an_error_of_a_trial_has_a_remedy(monkeypatch, error, words):
     assert launching.why_not(torch.device("cpu")) == ""
 
     def fail(*_, **__):
-        raise OSError("no compiler\nand more")
+        raise error
 
     monkeypatch.setattr(launching, "launch", fail)
-    assert launching.why_not(torch.device("cpu")) == "no compiler"
+    assert re.fullmatch(words, launching.why_not(torch.device("cpu")))
+
+
+def test_wrong_results_are_a_problem(monkeypatch):
     monkeypatch.setattr(launching, "launch", lambda *_, **__: None)
-    assert launching.why_not(torch.device("cpu")) == "its results are wrong"
+    assert launching.why_not(torch.device("cpu")).startswith("a trial gives wrong results; install")

@@ -1,0 +1,1 @@
+"""Modules that are run as processes."""

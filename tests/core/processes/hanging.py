@@ -1,0 +1,5 @@
+"""Hangs as broken drivers do."""
+
+import time
+
+time.sleep(600)
