@@ -13,7 +13,7 @@ from moeflow.core.cache_dir import cache_folder, existing_folder
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DEVICE, DISK, Machine
 from moeflow.core.offload_config import CUDA, parse_cuda_device
-from moeflow.core.plan import Plan
+from moeflow.core.plan import RESIDENT, Plan
 from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.planner.choices.gpu_limits import gpu_refusal
 from moeflow.planner.choices.memory_allowance import allowed_bytes
@@ -178,8 +178,11 @@ def _plan_host(request: PlanRequest, named: Machine | None, on_step: OnStep, why
     if resolved.config.device != "cpu":
         on_gpu = dataclasses.replace(request.settings, device=resolved.config.device)
         found = _plan_device(dataclasses.replace(request, settings=on_gpu), None, on_step)
-        why = tuple(it for it in resolved.plan.reasons if it[0] == "device")
-        return dataclasses.replace(found, plan=dataclasses.replace(found.plan, reasons=(*why, *found.plan.reasons)))
+        why = dict(resolved.plan.reasons)["device"]
+        if found.plan.pipeline != RESIDENT:
+            why += f", but not beside this plan's batch: {found.plan.pipeline} moves what has no room"
+        reasons = (("device", why), *found.plan.reasons)
+        return dataclasses.replace(found, plan=dataclasses.replace(found.plan, reasons=reasons))
     if resolved.estimator is None:
         raise ConfigError(
             "this machine's speed cannot be measured for these settings: its CPU kernels do not compute. Plan for a "

@@ -212,6 +212,27 @@ def test_without_an_option_the_device_is_that_of_a_start(settings, device, monke
 
 
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+@pytest.mark.parametrize("device_bytes", [840 * 10**6, 2 * 10**9])
+def test_the_reason_for_a_gpu_is_that_of_its_plan(device_bytes, monkeypatch, tmp_path):
+    """A start fits itself to the GPU. A plan for the workload may have no room there for all weights."""
+    here = dataclasses.replace(host_resources(), accelerator="cuda:1", accelerator_free_bytes=2**31)
+    with_gpu = machine(ram=2 * 10**9, device=device_bytes)
+    level, links = with_gpu.level(DEVICE), [it for it in with_gpu.links if DEVICE in (it.source, it.target)]
+    for module in (planning, resolving):
+        monkeypatch.setattr(module, "host_resources", lambda *_: here)
+    monkeypatch.setattr(planning, "this_machine", lambda *_, **__: machine(ram=2 * 10**9))
+    monkeypatch.setattr(calibrate_device, "measure_device", lambda *_: (level, *links))
+    write_tiny_mixtral(tmp_path / "model")
+    asked = Settings(model=str(tmp_path / "model"), cache_dir=tmp_path)
+    plan = plan_for(PlanRequest(settings=asked, usage=usage())).plan
+    reason = "cuda:1: it holds the model"
+    if plan.pipeline != "resident":
+        reason += f", but not beside this plan's batch: {plan.pipeline} moves what has no room"
+    assert dict(plan.reasons)["device"] == reason
+    assert (plan.pipeline == "resident") == (device_bytes > 10**9)
+
+
+@pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 def test_experts_packed_already_need_no_room_on_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(planning, "this_machine", lambda *_, **__: machine(ram=2 * 10**9))
     monkeypatch.setattr(planning, "shutil", SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=7)))
