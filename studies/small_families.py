@@ -49,6 +49,7 @@ _SMALL_MIXERS: Final[Mapping[str, int]] = {
 _NUM_PROMPTS: Final = 8  # further ones repeat them, and so find prefixes
 _EXPERT_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _NUM_EXPERTS: Final = 8
+_SHARED_WIDTHS: Final = ("shared_intermediate_size", "shared_expert_intermediate_size")
 
 
 def write_small(family: str, folder: Path, **more: Any) -> None:
@@ -61,6 +62,8 @@ def write_small(family: str, folder: Path, **more: Any) -> None:
         changes["layer_types"] = given["layer_types"][: _SMALL["num_hidden_layers"]]
     if "moe_intermediate_size" in given:
         changes["moe_intermediate_size"] = 64
+    width = changes.get("moe_intermediate_size", _SMALL["intermediate_size"])
+    changes |= {name: 2 * width for name in _SHARED_WIDTHS if name in given}
     if family != "dbrx":
         changes |= {name: _NUM_EXPERTS for name in _EXPERT_COUNTS if name in given}
     changes |= {name: size for name, size in _SMALL_MIXERS.items() if name in given}

@@ -39,6 +39,9 @@ class Routing:
 
     SparseMixer scores each expert against experts that are not much worse. It has neither bias nor groups.
 
+    Each token also goes to `num_shared` shared experts, numbered after the others. Their weight is 1, or with
+    `has_shared_gate` the sigmoid of a last logit, after those of the other experts.
+
     (A softmax over the chosen experts alone is that over all, renormalised.)
     """
 
@@ -54,6 +57,8 @@ class Routing:
     scale: float = 1.0
     expert_scales: Array | None = None  # [E] float32, likewise
     jitter: float = 0.0  # of SparseMixer: half of how much worse others may be, see `sparsemixer`
+    num_shared: int = 0  # not for the CPU kernels
+    has_shared_gate: bool = False
     handle: Any = field(init=False, repr=False)  # for kernels, which look at the bias; None without the extension
 
     def __post_init__(self) -> None:
@@ -77,14 +82,16 @@ class Routing:
     def __call__(self, router_logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return each token's experts, best first, and their weights, computed in float32.
 
-        Shapes: router_logits [T, E] -> topk_ids [T, K] int64, topk_weights [T, K] float32.
+        Shapes: router_logits [T, E], or with a gate [T, E + 1] -> topk_ids [T, K + shared experts] int64, topk_weights
+        likewise float32.
         """
-        self.check(router_logits.shape[1])
-        if row_ops.accepts(router_logits):
+        num_experts = router_logits.shape[1] - self.has_shared_gate
+        self.check(num_experts)
+        if row_ops.accepts(router_logits) and self.num_shared == 0:
             return row_ops.route(router_logits, self.top_k, self.handle)
         if launching.accepts(router_logits):
             return triton_routing.route(router_logits, self)
-        logits = router_logits.float()
+        logits = router_logits[:, :num_experts].float()
         if self.score == "sparsemixer":
             topk_ids, topk_weights = sparsemixer.sparsemixer(logits, self.top_k, self.jitter)
         else:
@@ -92,7 +99,16 @@ class Routing:
         topk_weights = topk_weights * self.scale
         if self.expert_scales is not None:
             topk_weights = topk_weights * self.expert_scales.expand(logits.shape).gather(1, topk_ids)
-        return topk_ids, topk_weights
+        if self.num_shared == 0:
+            return topk_ids, topk_weights
+        shared = torch.arange(num_experts, num_experts + self.num_shared, device=logits.device)
+        shares = logits.new_ones(len(logits), 1)
+        if self.has_shared_gate:
+            shares = torch.sigmoid(router_logits[:, num_experts:].float())
+        return (
+            torch.cat([topk_ids, shared.expand(len(logits), -1)], dim=1),
+            torch.cat([topk_weights, shares.expand(-1, self.num_shared)], dim=1),
+        )
 
     def _best_of(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return the best experts by one score of each, and their weights but for scales."""

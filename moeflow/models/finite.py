@@ -21,6 +21,7 @@ from moeflow.kernels.cpu.packed_weight import PackedRows
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.triton.planar_rows import PlanarRows
 from moeflow.kernels.weight_format import BlockKind
+from moeflow.models.layers.rearranged import Rearranged
 
 if TYPE_CHECKING:
     from moeflow.models.language_model import LanguageModel
@@ -83,7 +84,9 @@ def check_finite(values: Any, name: str, checkpoint: Checkpoint, kind: BlockKind
 def check_small_weights(model: LanguageModel, checkpoint: Checkpoint) -> None:
     """Do the same for norms, biases and scales of a model whose memory was filled before."""
     for name, weight in model.named_weights():
-        if not isinstance(weight, PackedRows | PackedUpProjection | PlanarRows) and weight.nbytes <= _SMALL_BYTES:
+        if isinstance(weight, PackedRows | PackedUpProjection | PlanarRows | Rearranged):
+            continue
+        if weight.nbytes <= _SMALL_BYTES:
             check_finite(weight, name, checkpoint)
 
 

@@ -29,6 +29,7 @@ from moeflow.models.finite import check_finite, check_small_weights
 from moeflow.models.importance import NO_IMPORTANCE, Importance
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.expert_weights import Destination
+from moeflow.models.layers.rearranged import Rearranged
 from moeflow.models.layers.weight_allocator import WeightAllocator, shapes_only
 from moeflow.models.registry import Family, find_family, read_model_config
 
@@ -275,7 +276,7 @@ def _take_over(
     source = _read(checkpoint, piece.name)
     if isinstance(destination, PackedUpProjection):
         destination.fill(source)
-    elif isinstance(destination, PlanarRows):
+    elif isinstance(destination, PlanarRows | Rearranged):
         with nullcontext() if buffers is None else buffers.on_stream():
             destination.fill(source, copy_into if buffers is None else buffers.copy)
     elif buffers is None or is_in_main_memory(destination):

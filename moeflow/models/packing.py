@@ -38,6 +38,7 @@ from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.layer_embeddings import TABLE_NAME
 from moeflow.models.layers.moe import expert_kind
+from moeflow.models.layers.rearranged import Rearranged
 from moeflow.models.loading import fill, fill_in_threads, outline
 from moeflow.models.registry import find_family, read_model_config
 
@@ -239,7 +240,7 @@ def _form(destination: Destination) -> str:
         return destination.weight.format
     if isinstance(destination, PackedUpProjection):
         return destination.keys.format
-    assert not isinstance(destination, PlanarRows), "a GPU's weights are not packed"
+    assert not isinstance(destination, PlanarRows | Rearranged), "a GPU's weights are not packed"
     return f"torch.{dtype_name(destination.dtype)}"  # as all files have it
 
 

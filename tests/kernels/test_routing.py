@@ -1,5 +1,6 @@
 """Choices of experts by kernels and by torch, against plain definitions in float64."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -34,6 +35,11 @@ ROUTINGS = {
     "of_groups_sums": {"num_groups": 2, "num_chosen_groups": 1, "group_score": "top2_sum"},
 }
 
+WITH_SHARED = {  # on a GPU
+    "dots1": {"score": "sigmoid", "choice_bias": True, "scale": 2.5, "num_shared": 2},
+    "qwen2_moe": {"num_shared": 3, "has_shared_gate": True},
+}
+
 
 @pytest.fixture(params=["kernels", "torch"])
 def by(request, monkeypatch):
@@ -49,6 +55,12 @@ def make(top_k, num_experts, settings):
 
 def plain(logits, routing):
     """Return ids and weights of one token, in Python's own numbers."""
+    if routing.num_shared:
+        num_experts = len(logits) - routing.has_shared_gate
+        ids, weights = plain(logits[:num_experts], dataclasses.replace(routing, num_shared=0, has_shared_gate=False))
+        share = 1 / (1 + math.exp(-logits[-1])) if routing.has_shared_gate else 1.0
+        shared = range(num_experts, num_experts + routing.num_shared)
+        return ids + list(shared), weights + [share] * len(shared)
     if routing.score == "sparsemixer":
         return plain_sparsemixer(logits, routing)
     experts = range(len(logits))
@@ -84,19 +96,19 @@ def plain_sparsemixer(logits, routing):
     return ids, weights
 
 
-@pytest.mark.parametrize("family", ROUTINGS)
+@pytest.mark.parametrize("family", ROUTINGS | WITH_SHARED)
 @pytest.mark.parametrize(("num_tokens", "num_experts", "top_k"), SHAPES)
 def test_experts_and_weights_are_as_defined(isa, by, family, num_tokens, num_experts, top_k):
     torch.manual_seed(num_tokens)
-    routing = make(top_k, num_experts, ROUTINGS[family])
+    routing = make(top_k, num_experts, (ROUTINGS | WITH_SHARED)[family])
     try:
         routing.check(num_experts)
     except ValueError:
         pytest.skip("no such groups")
-    logits = torch.randn(num_tokens, num_experts) * 2
+    logits = torch.randn(num_tokens, num_experts + routing.has_shared_gate) * 2
     ids, weights = routing(logits)
     assert (ids.dtype, weights.dtype) == (torch.int64, torch.float32)
-    assert ids.shape == weights.shape == (num_tokens, top_k)
+    assert ids.shape == weights.shape == (num_tokens, top_k + routing.num_shared)
     for row, got_ids, got in zip(logits.tolist(), ids.tolist(), weights.tolist(), strict=True):
         want_ids, want = plain(row, routing)
         assert got_ids == want_ids

@@ -21,28 +21,18 @@ GROUPS = (
     ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "gemma4_text"),
     ("lfm2_moe", "qwen3_next", "granitemoehybrid", "qwen3_5_moe_text"),
 )
-OUTSIDE_LAYERS = 14  # embedding, rotary tables, the last norm, logits and sampling
 NUM_LAYERS = 2
+OUTSIDE_LAYERS = ("kernels/embedding.py", "kernels/scaling.py", "rotary_table", "device_sample.py", "decode_graphs.py")
+LAST_STEPS = 2  # the last norm and the product of logits
 MOST_LAUNCHES = 12  # of a layer
-# Shared experts, latent attention, recurrent mixers and norms of results are parts that other layers do not have.
 MOST_OF_FAMILY = {
-    "qwen2_moe": 19,
-    "hunyuan_v1_moe": 16,
-    "granitemoeshared": 16,
-    "glm4_moe": 14,
-    "ernie4_5_moe": 14,
-    "dots1": 14,
-    "deepseek_v2": 16,
-    "deepseek_v3": 16,
-    "glm4_moe_lite": 19,
-    "gemma3_text": 14,
-    "gemma4_text": 25,
-    "granitemoehybrid": 16,
-    "qwen3_next": 21,
-    "qwen3_5_moe_text": 21,
-    "granitemoe": 14,
-    "phimoe": 14,
-    "minimax_m2": 13,
+    "deepseek_v3": 14,
+    "deepseek_v2": 14,
+    "glm4_moe_lite": 17,
+    "gemma3_text": 13,
+    "gemma4_text": 24,
+    "qwen3_next": 14,
+    "qwen3_5_moe_text": 14,
 }
 
 
@@ -52,12 +42,12 @@ def test_tokens_are_the_processors_and_no_layer_waits(families: tuple[str, ...])
     found = _printed_by("run_families", families)
     assert set(found) == set(families)
     for family, batches in found.items():
-        most = MOST_OF_FAMILY.get(family, MOST_LAUNCHES) * NUM_LAYERS + OUTSIDE_LAYERS
+        most = MOST_OF_FAMILY.get(family, MOST_LAUNCHES) * NUM_LAYERS
         for batch, counts in batches.items():
             where = f"{family}, batch {batch}: {counts}"
             assert counts["is_equal"], where
             assert (counts["num_cached"] > 0) == (batch != "1"), where  # prompts that repeat earlier ones
-            assert sum(counts["launches"].values()) <= most, where
+            assert _of_layers(counts["launches"]) <= most, where
             assert sum(counts["synchronizations"].values()) == 1, where  # for the sampled tokens
             assert not counts["pageable_copies"], where
             assert not counts["loading"]["pageable_copies"], where
@@ -73,6 +63,12 @@ def test_integer_weights_run_with_and_without_graphs() -> None:
         assert formats == {
             name: {"format": name, "head": "int8", "is_equal": True, "pageable_copies": {}} for name in ("int8", "int4")
         }
+
+
+def _of_layers(launches: dict[str, int]) -> int:
+    """Return how many kernels all layers start together."""
+    started = (count for place, count in launches.items() if not any(name in place for name in OUTSIDE_LAYERS))
+    return sum(started) - LAST_STEPS
 
 
 def _printed_by(module: str, families: tuple[str, ...]) -> dict[str, Any]:

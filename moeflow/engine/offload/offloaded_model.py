@@ -26,6 +26,7 @@ from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.expert_weights import Destination
+from moeflow.models.layers.rearranged import Rearranged
 from moeflow.models.layers.rotary import RotaryEmbeddings
 from moeflow.pipeline.catalog import OFFLOADING, SEQUENTIAL
 from moeflow.pipeline.devices.cuda_device import CudaDevice
@@ -222,5 +223,5 @@ def _expert_addresses(layer: DecoderLayer) -> Iterator[int]:
 
 
 def _memory(destination: Destination) -> Tensor:
-    assert not isinstance(destination, PackedUpProjection | PlanarRows), "no such weights are streamed"
+    assert not isinstance(destination, PackedUpProjection | PlanarRows | Rearranged), "no such weights are streamed"
     return destination.weight.storage if isinstance(destination, PackedRows) else destination

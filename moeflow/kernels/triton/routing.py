@@ -91,16 +91,22 @@ def routing_kernel(
     num_groups,
     num_chosen_groups: tl.constexpr,
     top_k: tl.constexpr,
+    num_shared: tl.constexpr,
     score: tl.constexpr,
     sums_two: tl.constexpr,
     renormalizes: tl.constexpr,
     has_bias: tl.constexpr,
     has_scales: tl.constexpr,
+    has_shared_gate: tl.constexpr,
     block_groups: tl.constexpr,
     block_size: tl.constexpr,
     block_k: tl.constexpr,
 ):
-    """Choose the experts of token `program_id(0)`: logits [T, E], bias and scales [E], ids and weights [T, top_k]."""
+    """Choose the experts of token `program_id(0)`, and append the shared ones.
+
+    Shapes: logits [T, E], in rows of `stride`, with a gate [T, E + 1]. Bias and scales [E]. Ids and weights [T, top_k +
+    num_shared].
+    """
     token = tl.program_id(0).to(tl.int64)
     groups = tl.arange(0, block_groups)[:, None]
     columns = tl.arange(0, block_size)[None, :]
@@ -141,17 +147,27 @@ def routing_kernel(
     is_place = places < top_k
     if has_scales:
         weights *= tl.load(scales_ptr + ids, mask=is_place, other=0.0)
-    tl.store(ids_ptr + token * top_k + places, ids.to(tl.int64), mask=is_place)
-    tl.store(weights_ptr + token * top_k + places, weights, mask=is_place)
+    if num_shared > 0:
+        num_experts = num_groups * group_size
+        share = 1.0
+        if has_shared_gate:
+            share = tl.sigmoid(tl.load(logits_ptr + token * stride + num_experts).to(tl.float32))
+        ids = tl.where(is_place, ids, num_experts + places - top_k)
+        weights = tl.where(is_place, weights, share)
+        is_place = places < top_k + num_shared
+    outputs = token * (top_k + num_shared) + places
+    tl.store(ids_ptr + outputs, ids.to(tl.int64), mask=is_place)
+    tl.store(weights_ptr + outputs, weights, mask=is_place)
 
 
 def route(router_logits: Tensor, routing: Any) -> tuple[Tensor, Tensor]:
     """Return each token's experts, best first, and their weights, in one launch. `routing` is a `Routing`.
 
-    Shapes: router_logits [T, E] -> topk_ids [T, K] int64, topk_weights [T, K] float32.
+    Shapes: see `Routing`.
     """
-    num_tokens, num_experts = router_logits.shape
-    shape = (num_tokens, routing.top_k)
+    num_tokens, num_logits = router_logits.shape
+    num_experts = num_logits - routing.has_shared_gate
+    shape = (num_tokens, routing.top_k + routing.num_shared)
     topk_ids = torch.empty(shape, dtype=torch.int64, device=router_logits.device)
     topk_weights = torch.empty(shape, dtype=torch.float32, device=router_logits.device)
     bias, scales = routing.choice_bias, routing.expert_scales
@@ -173,14 +189,16 @@ def route(router_logits: Tensor, routing: Any) -> tuple[Tensor, Tensor]:
         routing.num_groups,
         num_chosen_groups=routing.num_chosen_groups,
         top_k=routing.top_k,
+        num_shared=routing.num_shared,
         score=routing.score,
         sums_two=routing.num_groups > 1 and routing.group_score == "top2_sum",
         renormalizes=routing.renormalize,
         has_bias=bias is not None,
         has_scales=scales is not None,
+        has_shared_gate=routing.has_shared_gate,
         block_groups=triton.next_power_of_2(routing.num_groups),
         block_size=triton.next_power_of_2(group_size),
-        block_k=triton.next_power_of_2(routing.top_k),
+        block_k=triton.next_power_of_2(shape[1]),
         num_warps=1 if num_experts <= _ONE_WARP else 4,
     )
     return topk_ids, topk_weights

@@ -18,12 +18,13 @@ from moeflow.kernels.experts import fused_experts
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.triton.planar_rows import PlanarRows, split_rows
 from moeflow.kernels.triton.planar_weights import PlanarWeights
+from moeflow.models.layers.rearranged import Rearranged
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 # A part of the weights that a checkpoint knows by name.
-Destination: TypeAlias = "Array | PackedRows | PackedUpProjection | PlanarRows"
+Destination: TypeAlias = "Array | PackedRows | PackedUpProjection | PlanarRows | Rearranged"
 
 
 class ExpertWeights(Protocol):

@@ -7,9 +7,9 @@ experts are one shared layer.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 
@@ -26,6 +26,7 @@ from moeflow.models.layers.expert_stage import expert_stage
 from moeflow.models.layers.expert_weights import Destination, MovableExperts
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.norm import Norm
+from moeflow.models.layers.rearranged import cut
 from moeflow.models.layers.shared_network import SHARED_NAMES, SharedNames, SharedNetwork
 from moeflow.models.layers.weight_allocator import ExpertShape, WeightAllocator, whole
 
@@ -63,6 +64,13 @@ def expert_kind(config: ModelConfig) -> ExpertKind:
     return ExpertKind(networks.hidden_act, networks.is_gated)
 
 
+def num_joined(config: ModelConfig) -> int:
+    """Return how many experts the shared one can be cut into; 0: it is no multiple of their width."""
+    networks = config.feed_forward
+    count, rest = divmod(networks.shared_intermediate_size, networks.intermediate_size)
+    return 0 if rest or config.norms.has_norms_of_experts or networks.expert_bias else count
+
+
 class MoE:
     """Routes each token to `top_k` experts and adds up their results."""
 
@@ -80,18 +88,23 @@ class MoE:
         self.names = names
         self._kind = expert_kind(config)
         number, networks = config.routing.num_experts, config.feed_forward
-        shape = ExpertShape(number, config.hidden_size, networks.intermediate_size, self._kind)
-        self.router = allocator.router(number, config.hidden_size, is_float32=has_float32_router)
+        joined = num_joined(config) if allocator.rearranges else 0
+        shape = ExpertShape(number + joined, config.hidden_size, networks.intermediate_size, self._kind)
+        has_gate = joined > 0 and bool(names.shared.gate)
+        self.router = allocator.router(number + has_gate, config.hidden_size, is_float32=has_float32_router)
         self.router_bias = allocator.router_bias(number, is_float32=has_float32_router) if names.router_bias else None
         self.choice_bias = allocator.empty_float32(number) if names.choice_bias else None
         self.choose = choose
         if self.choice_bias is not None:
             assert isinstance(choose, Routing)
             self.choose = replace(choose, choice_bias=self.choice_bias)
+        if joined:
+            assert isinstance(self.choose, Routing)
+            self.choose = replace(self.choose, num_shared=joined, has_shared_gate=has_gate)
         self.biases = allocator.expert_biases(shape) if networks.expert_bias else None
         self.weights = allocator.experts(shape, self.biases)
         self.shared: SharedNetwork | None = None
-        if networks.shared_intermediate_size:
+        if networks.shared_intermediate_size and not joined:
             self.shared = SharedNetwork(config, allocator, self._kind, names.shared)
         self.on_route = allocator.on_route
         self.given: Given | None = None  # what chooses in the router's place; None: the router does
@@ -106,7 +119,7 @@ class MoE:
         if limit is not None:
             topk_weights = limit(topk_ids, topk_weights)
         if self.on_route is not None:
-            self.on_route(topk_ids, hidden)
+            self.on_route(topk_ids[:, : self.config.routing.top_k], hidden)
         return self.weights.compute(hidden, topk_ids, topk_weights, residual)
 
     @overload
@@ -169,8 +182,12 @@ class MoE:
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination); experts that others fill, or have, are left out."""
-        yield self.router_name(prefix), whole(self.router)
-        names, choice_bias = self.names, self.choice_bias
+        names, choice_bias, number = self.names, self.choice_bias, self.config.routing.num_experts
+        parts = self.weights.parts()
+        if parts[number:]:
+            yield from self._joined_weights(prefix, parts[number:])
+        else:
+            yield self.router_name(prefix), whole(self.router)
         if self.router_bias is not None:
             yield f"{prefix}.{names.block}.{names.router_bias}", self.router_bias
         if choice_bias is not None:
@@ -178,13 +195,24 @@ class MoE:
             yield f"{prefix}.{names.block}.{names.choice_bias}", bias
         if self.shared is not None:
             yield from self.shared.named_weights(prefix)
-        for expert, parts in enumerate(self.weights.parts()):
-            if parts is not None:
-                yield from zip(self.expert_names(prefix, expert), parts, strict=True)
+        for expert, matrices in enumerate(parts[:number]):
+            if matrices is not None:
+                yield from zip(self.expert_names(prefix, expert), matrices, strict=True)
         if self.biases is None:
             return
         for expert, biases in enumerate(self.biases.parts(self._kind.num_ups)):
             yield from zip(self.expert_names(prefix, expert, "bias"), biases, strict=True)
+
+    def _joined_weights(self, prefix: str, experts: Sequence[Any]) -> Iterator[tuple[str, Destination]]:
+        """Yield the same of the router, and of experts that are parts of the shared one."""
+        number, shared, router = self.config.routing.num_experts, self.names.shared, self.router
+        assert not isinstance(router, PackedWeight), "only tensors are rearranged"
+        yield self.router_name(prefix), router[:number]
+        if shared.gate:
+            yield f"{prefix}.{shared.gate}.weight", router[number:]
+        ups, downs = shared.network.of_matrices(prefix)
+        for name, places in zip([*ups, *downs], zip(*experts, strict=True), strict=True):
+            yield name, cut(places, dim=1 if name in downs else 0)
 
     def matrix_names(self, prefix: str) -> tuple[list[str], list[str]]:
         """Return the checkpoint names of all experts' gates and ups, and of their downs."""

@@ -76,6 +76,11 @@ class WeightAllocator:
         return False
 
     @property
+    def rearranges(self) -> bool:
+        """Whether a checkpoint's tensors are loaded in the order, and in the parts, that a pass reads."""
+        return False
+
+    @property
     def has_cached_experts(self) -> bool:
         """Whether experts come from a cache."""
         return False

@@ -34,9 +34,11 @@ def case(name: str, num_experts: int, top_k: int, num_groups: int = 1, num_chose
         "renormalizes": True,
         "has_bias": False,
         "has_scales": False,
+        "num_shared": 0,
+        "has_shared_gate": False,
         "block_groups": num_groups,
         "block_size": triton.next_power_of_2(num_experts // num_groups),
-        "block_k": triton.next_power_of_2(top_k),
+        "block_k": triton.next_power_of_2(top_k + ways.get("num_shared", 0)),
     } | ways
     # A warp of a row: a lane has no four neighbours of few experts, and a row is read once.
     return Case(name, routing_kernel, SIGNATURE, constants, ALIGNED, {"num_warps": 1}, has_wide_loads=False)
@@ -45,8 +47,8 @@ def case(name: str, num_experts: int, top_k: int, num_groups: int = 1, num_chose
 CASES = [
     case("qwen3, routing", 128, 8),
     case("gpt-oss, routing", 32, 4),
-    case("deepseek-v3, routing", 256, 8, 8, 4, score="sigmoid", sums_two=True, has_bias=True),
+    case("deepseek-v3, routing", 256, 8, 8, 4, score="sigmoid", sums_two=True, has_bias=True, num_shared=1),
     case("phi-3.5-moe, routing", 16, 2, score="sparsemixer", renormalizes=False),
     case("one gate, routing", 1, 1, score="sigmoid", renormalizes=False),
-    case("qwen3-next, routing", 512, 10, has_scales=True),
+    case("qwen3-next, routing", 512, 10, has_scales=True, num_shared=1, has_shared_gate=True),
 ]

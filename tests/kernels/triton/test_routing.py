@@ -8,7 +8,7 @@ import torch
 from moeflow.kernels.cpu import row_ops
 from moeflow.kernels.routing import Routing
 from moeflow.kernels.triton import launching, routing
-from tests.kernels.test_routing import ROUTINGS, make, plain
+from tests.kernels.test_routing import ROUTINGS, WITH_SHARED, make, plain
 
 # The interpreter computes infinities with NumPy, which warns.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -25,7 +25,8 @@ def launched(
 
     def launch(kernel: object, grid: object, *arguments: object, **constants: object) -> None:
         launches.append(kernel)
-        outputs = [it for it in arguments if isinstance(it, torch.Tensor) and it.shape == (len(logits), choose.top_k)]
+        shape = (len(logits), choose.top_k + choose.num_shared)
+        outputs = [it for it in arguments if isinstance(it, torch.Tensor) and it.shape == shape]
         outputs[-1].fill_(math.nan)
         outputs[-2].fill_(-1)
         launching.launch(kernel, grid, *arguments, **constants)
@@ -40,19 +41,19 @@ def launched(
     return ids, weights
 
 
-@pytest.mark.parametrize("family", ROUTINGS)
+@pytest.mark.parametrize("family", ROUTINGS | WITH_SHARED)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_experts_and_weights_are_as_defined(
     shape: tuple[int, int, int], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_tokens, num_experts, top_k = shape
     torch.manual_seed(num_experts)
-    choose = make(top_k, num_experts, ROUTINGS[family])
+    choose = make(top_k, num_experts, (ROUTINGS | WITH_SHARED)[family])
     try:
         choose.check(num_experts)
     except ValueError:
         pytest.skip("no such groups")
-    logits = torch.randn(num_tokens, num_experts) * 2
+    logits = torch.randn(num_tokens, num_experts + choose.has_shared_gate) * 2
     ids, weights = launched(choose, logits, monkeypatch)
     for row, got_ids, got in zip(logits.tolist(), ids.tolist(), weights.tolist(), strict=True):
         want_ids, want = plain(row, choose)

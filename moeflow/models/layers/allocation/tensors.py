@@ -27,6 +27,11 @@ class TensorAllocator(WeightAllocator):
         """See `WeightAllocator`."""
         return self.dtype.itemsize * 8
 
+    @property
+    def rearranges(self) -> bool:
+        """See `WeightAllocator`. On a GPU this spares launches."""
+        return torch.device(self.device or "cpu").type != "cpu"
+
     def empty(self, *shape: int) -> Array:
         """See `WeightAllocator.empty`."""
         return self._parameter(shape, self.dtype)
@@ -64,6 +69,11 @@ class SlabAllocator(TensorAllocator):
     def is_filled(self) -> bool:
         """See `WeightAllocator`."""
         return self.memory.is_filled
+
+    @property
+    def rearranges(self) -> bool:
+        """See `WeightAllocator`. Tensors may be streamed as they are."""
+        return False
 
     @property
     def has_networks(self) -> bool:
