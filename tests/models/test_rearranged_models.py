@@ -9,7 +9,9 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.models.layers.allocation.planar import PlanarAllocator
 from moeflow.models.layers.allocation.tensors import TensorAllocator
 from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.rearranged import Rearranged, cut
+from moeflow.models.layers.token_mixer import in_order
 from moeflow.models.loading import load_model
 from studies.small_families import write_small
 from tests.models.test_planar_models import CPU, logits_of
@@ -52,6 +54,22 @@ def test_a_tensor_is_cut_into_parts(dim):
     places.fill(source)
     assert places.shape == source.shape
     assert torch.equal(torch.cat(parts, dim), source)
+
+
+@pytest.mark.parametrize("weights", PAIRS)
+def test_a_projection_has_the_order_that_its_reader_needs(weights):
+    order = [range(40, 56), range(10, 40), range(0, 10), range(40, 50)]  # across two parts, and with rows twice
+    plain, ordered = (Linear(it, 64, {"q_proj": 32, "k_proj": 24}, bias=True, order=order) for it in PAIRS[weights])
+    tensors = {"p.q_proj.weight": (32, 64), "p.k_proj.weight": (24, 64), "p.q_proj.bias": (32,), "p.k_proj.bias": (24,)}
+    source = {name: torch.randn(shape) for name, shape in tensors.items()}
+    for layer in (plain, ordered):
+        found = dict(layer.named_weights("p"))
+        assert {name: tuple(it.shape) for name, it in found.items()} == tensors
+        for name, place in found.items():
+            place.copy_(source[name]) if isinstance(place, torch.Tensor) else place.fill(source[name])
+    x = torch.randn(3, 64)
+    assert not ordered.order
+    torch.testing.assert_close(ordered(x), in_order(plain(x), plain.order))
 
 
 def test_rows_are_loaded_in_another_order():

@@ -140,7 +140,9 @@ def _normalise(
     return norm.normalise(x, weights) if hidden is None else norm.add_normalised(hidden, x, weights, factor)
 
 
-def _attend(q: torch.Tensor, blocks: KVBlocks, table: DeviceTable, scores: Scores) -> torch.Tensor:
+def _attend(
+    q: torch.Tensor, blocks: KVBlocks, table: DeviceTable, scores: Scores, gates: torch.Tensor | None = None
+) -> torch.Tensor:
     """Attend from the tokens that the table names."""
     out = torch.zeros(len(q), q.shape[1] * blocks.value_dim, dtype=q.dtype)
     for first, start, number, place in table.sequences.T.tolist():
@@ -157,7 +159,7 @@ def _attend(q: torch.Tensor, blocks: KVBlocks, table: DeviceTable, scores: Score
             tree_masks=None if table.tree_masks is None else table.tree_masks[tokens],
         )
         out[tokens] = attention_reference.attend_reference(q[tokens], blocks, metadata, scores)
-    return out
+    return out if gates is None else out * torch.sigmoid(gates)
 
 
 def _attention_input(qkv: torch.Tensor, heads: Any, table: Any, blocks: KVBlocks, slots: torch.Tensor) -> Any:

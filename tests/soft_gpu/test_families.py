@@ -31,8 +31,6 @@ MOST_OF_FAMILY = {
     "glm4_moe_lite": 17,
     "gemma3_text": 13,
     "gemma4_text": 24,
-    "qwen3_next": 14,
-    "qwen3_5_moe_text": 14,
 }
 
 

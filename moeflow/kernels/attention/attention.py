@@ -16,6 +16,7 @@ from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.attention.scores import PLAIN, Scores
 from moeflow.kernels.cpu import attention as cpu_attention
 from moeflow.kernels.on_demand import on_demand, torch
+from moeflow.kernels.recurrent.gates import sigmoid_gate
 from moeflow.kernels.triton import launching
 
 if TYPE_CHECKING:
@@ -39,18 +40,24 @@ def write_kv(k: Tensor, v: Tensor | None, blocks: KVBlocks, slots: Tensor) -> No
         blocks.write(slots, k, v)
 
 
-def attend(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, scores: Scores = PLAIN) -> Tensor:
+def attend(
+    q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, scores: Scores = PLAIN, gates: Tensor | None = None
+) -> Tensor:
     """Attend over each token's sequence, whose K and V are in the cache. The metadata define the visible tokens.
 
     Neither a window nor trees go with `metadata.lengths`.
 
-    Shapes: q [T, Q, D] -> [T, Q * D], or as wide as values are.
+    The result is multiplied by the sigmoid of `gates`, if there are some.
+
+    Shapes: q [T, Q, D] -> [T, Q * D], or as wide as values are; gates likewise, rows may lie apart.
     """
-    if cpu_attention.fits(q, blocks):
-        return cpu_attention.attend(q, blocks, metadata, scores)
     if launching.accepts(q) and triton_attention.takes(q, blocks, metadata, scores):
-        return triton_attention.attend(q, blocks, metadata.device_table, scores)
-    return attend_reference(q, blocks, metadata, scores)
+        return triton_attention.attend(q, blocks, metadata.device_table, scores, gates)
+    if cpu_attention.fits(q, blocks):
+        out = cpu_attention.attend(q, blocks, metadata, scores)
+    else:
+        out = attend_reference(q, blocks, metadata, scores)
+    return out if gates is None else sigmoid_gate(out, gates)
 
 
 def attend_reference(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, scores: Scores = PLAIN) -> Tensor:

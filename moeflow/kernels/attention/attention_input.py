@@ -27,12 +27,14 @@ def attention_input(
     """Prepare queries, keys and values as `heads` says, store K and V of all tokens, and return the queries.
 
     Without `rotary` nothing is rotated, and without keys nothing is stored.
-    Shapes: qkv [T, (Q + 2 KV) * D], or [T, Q * D] without keys, which may be overwritten -> [T, Q, D].
+    Shapes: qkv [T, (Q + 2 KV) * D], or [T, Q * D] without keys, which may be overwritten; its rows may lie apart ->
+    [T, Q, D].
     """
-    if blocks.handle is not None and row_ops.accepts(qkv):
-        return row_ops.attention_input(qkv, heads, rotary, blocks, metadata.slots)
     if launching.accepts(qkv):
         return triton_attention_input.attention_input(qkv, heads, rotary, blocks, metadata.slots)
+    qkv = qkv.contiguous()
+    if blocks.handle is not None and row_ops.accepts(qkv):
+        return row_ops.attention_input(qkv, heads, rotary, blocks, metadata.slots)
     num_keys = heads.num_kv_heads if heads.has_keys else 0
     num_rotated = heads.num_heads + num_keys
     sizes = [num_rotated * heads.head_dim, num_keys * heads.head_dim]

@@ -17,6 +17,7 @@ from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.triton.attention_kernels import attention_kernel, combine_kernel
 from moeflow.kernels.triton.attention_tiles import fits, num_splits_of, tile_of
+from moeflow.kernels.triton.gates import sigmoid_gate
 from moeflow.kernels.triton.launching import gpu_of, launch
 
 if TYPE_CHECKING:
@@ -33,10 +34,11 @@ def takes(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, scores: Scor
     return metadata.lengths is None and scores.bias is None and fits(gpu_of(q), blocks.value_dim)
 
 
-def attend(q: Tensor, blocks: KVBlocks, table: DeviceTable, scores: Scores) -> Tensor:
-    """Attend over each token's sequence; rows of tokens without a sequence become zero. Two launches.
+def attend(q: Tensor, blocks: KVBlocks, table: DeviceTable, scores: Scores, gates: Tensor | None = None) -> Tensor:
+    """Attend over each token's sequence; rows of tokens without a sequence become zero.
 
-    Shapes: q [T, Q, D] -> [T, Q * value_dim].
+    Launches: 2 with shared sequences or with gates, else 1. Shapes: q [T, Q, D], gates [T, Q * value_dim], whose rows
+    may lie apart -> [T, Q * value_dim].
     """
     if q.stride(2) != 1:
         q = q.contiguous()
@@ -110,12 +112,17 @@ def attend(q: Tensor, blocks: KVBlocks, table: DeviceTable, scores: Scores) -> T
             stats,
             out,
             table.sequences,
+            out if gates is None else gates,
+            0 if gates is None else gates.stride(0),
             table.num_sequences,
             **shared,
+            has_gates=gates is not None,
             value_dim=value_dim,
             part_dims=part,
             most_splits=triton.next_power_of_2(num_splits),
             most_sequences=triton.next_power_of_2(table.num_sequences),
             num_warps=4,
         )
+    elif gates is not None:
+        return sigmoid_gate(out, gates)
     return out

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from moeflow.kernels.triton.attention_positions import TREE, own_masks, tiles_of_rows, tiles_of_splits, visible
+from moeflow.kernels.triton.gates import gated
 
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)  # softmax is computed with powers of two
 
@@ -186,11 +187,14 @@ def combine_kernel(
     stats_ptr,  # [2, T, Q, num_splits] float32
     out_ptr,  # [T, Q, V]
     sequences_ptr,  # [4, S] int32
+    gates_ptr,  # [T, Q * V], in rows of gate_stride
+    gate_stride,
     num_sequences,
     window,
     num_splits,
     has_window: tl.constexpr,
     has_trees: tl.constexpr,
+    has_gates: tl.constexpr,
     tile_tokens: tl.constexpr,
     value_dim: tl.constexpr,
     part_dims: tl.constexpr,
@@ -226,5 +230,10 @@ def combine_kernel(
     sums = tl.load(
         sums_ptr + parts[:, None] * value_dim + dims[None, :], mask=is_split[:, None] & is_dim[None, :], other=0.0
     )
-    out = tl.sum(sums * factors[:, None], axis=0) / tl.where(is_held, total, 1.0)
-    tl.store(out_ptr + row * value_dim + dims, out.to(out_ptr.dtype.element_ty), mask=is_dim)
+    out = (tl.sum(sums * factors[:, None], axis=0) / tl.where(is_held, total, 1.0)).to(out_ptr.dtype.element_ty)
+    if has_gates:
+        gate = tl.load(
+            gates_ptr + token.to(tl.int64) * gate_stride + tl.program_id(1) * value_dim + dims, mask=is_dim, other=0.0
+        )
+        out = gated(out, gate)
+    tl.store(out_ptr + row * value_dim + dims, out, mask=is_dim)

@@ -58,6 +58,13 @@ def gated_norm_kernel(
 
 
 @triton.jit
+def gated(x, gate):
+    """Return `x * sigmoid(gate)`, with the sigmoid rounded as in the reference."""
+    share = tl.sigmoid(gate.to(tl.float32)).to(gate.dtype).to(tl.float32)
+    return (x.to(tl.float32) * share).to(x.dtype)
+
+
+@triton.jit
 def sigmoid_gate_kernel(x_ptr, x_stride, gate_ptr, gate_stride, out_ptr, size, block: tl.constexpr):
     """Gate a part of row `program_id(0)`: x, gate and out [T, size], rows of x and gate the strides apart."""
     row = tl.program_id(0).to(tl.int64)
@@ -65,8 +72,7 @@ def sigmoid_gate_kernel(x_ptr, x_stride, gate_ptr, gate_stride, out_ptr, size, b
     is_inside = columns < size
     x = tl.load(x_ptr + row * x_stride + columns, mask=is_inside, other=0.0)
     gate = tl.load(gate_ptr + row * gate_stride + columns, mask=is_inside, other=0.0)
-    share = tl.sigmoid(gate.to(tl.float32)).to(gate.dtype).to(tl.float32)
-    tl.store(out_ptr + row * size + columns, (x.to(tl.float32) * share).to(x.dtype), mask=is_inside)
+    tl.store(out_ptr + row * size + columns, gated(x, gate), mask=is_inside)
 
 
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, is_gated_first: bool) -> Tensor:

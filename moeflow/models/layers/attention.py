@@ -24,6 +24,7 @@ from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.linear import Linear, output_linear
+from moeflow.models.layers.token_mixer import in_order
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.parallel.blocks import head_blocks, scaled
 
@@ -70,12 +71,15 @@ class Attention:
         parts = {"q_proj": self.rows_per_query * q_size} | dict.fromkeys(key_parts, kv_size)
         self._kv_layer = layer_idx if sizes.kv_layer is None else sizes.kv_layer
         self._ranks = ranks = _rank_heads(config, allocator, sizes)
+        num_heads = attention.num_heads if ranks is None else len(ranks.queries)
+        num_kv_heads = sizes.num_kv_heads if ranks is None else len(ranks.keys)
         self.qkv_proj = Linear(
             allocator,
             config.hidden_size,
             parts,
             bias=attention.qkv_bias,
             own=None if ranks is None else _own_rows(ranks, parts, sizes.head_dim),
+            order=self._order_of(num_heads, num_kv_heads, sizes),
         )
         self.o_proj = output_linear(allocator, q_size, names.out, config.hidden_size, bias=attention.out_bias)
         self.q_norm = self.k_norm = None
@@ -95,8 +99,8 @@ class Attention:
         )
         self._is_normed_here = ranks is None or qk_norm != "all_heads"  # else before, with the other ranks
         self.heads = Heads(
-            num_heads=attention.num_heads if ranks is None else len(ranks.queries),
-            num_kv_heads=sizes.num_kv_heads if ranks is None else len(ranks.keys),
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
             head_dim=sizes.head_dim,
             q_norm=self.q_norm if self._is_normed_here else None,
             k_norm=self.k_norm if self._is_normed_here else None,
@@ -119,7 +123,11 @@ class Attention:
 
     @property
     def order(self) -> Sequence[range]:
-        """Queries, keys and values, as they are projected."""
+        """Queries, keys and values."""
+        return self.qkv_proj.order
+
+    def _order_of(self, num_heads: int, num_kv_heads: int, sizes: HeadSizes) -> Sequence[range]:
+        """Return the same in the checkpoint's order of outputs; empty: as they are projected."""
         return ()
 
     def for_kernels(self) -> PackedAttention:
@@ -150,6 +158,12 @@ class Attention:
         self, blocks: KVBlocks, qkv: Tensor, rotary: Sequence[RotaryTable], metadata: AttentionMetadata
     ) -> Tensor:
         """Store K and V in blocks, if there are some, and return the queries [T, Q, D]; qkv is used up."""
+        return self.store_ordered(blocks, in_order(qkv, self.order), rotary, metadata)
+
+    def store_ordered(
+        self, blocks: KVBlocks, qkv: Tensor, rotary: Sequence[RotaryTable], metadata: AttentionMetadata
+    ) -> Tensor:
+        """Do the same with queries, keys and values in their order."""
         table = None if self.rotary is None else rotary[self.rotary]
         return attention_input(qkv, self.heads, table, blocks, metadata)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from moeflow.core.attention_config import HeadSizes
+from moeflow.kernels.attention.attention import attend
+from moeflow.kernels.attention.attention_metadata import AttentionMetadata
+from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.cpu.packed_layer import PackedAttention
-from moeflow.kernels.recurrent.gates import sigmoid_gate
 from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.attention import Attention
-from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.token_mixer import in_order
 
 if TYPE_CHECKING:
@@ -21,20 +23,19 @@ class GatedAttention(Attention):
 
     rows_per_query = 2
 
-    @property
-    def order(self) -> list[range]:
-        """Queries, keys, values and gates."""
-        heads = self.heads
-        dim, num_rows = heads.head_dim, 2 * (heads.num_heads + heads.num_kv_heads) * heads.head_dim
-        parts = [range(start, start + dim) for start in range(0, 2 * heads.num_heads * dim, dim)]
-        return [*parts[::2], range(2 * heads.num_heads * dim, num_rows), *parts[1::2]]
+    def _order_of(self, num_heads: int, num_kv_heads: int, sizes: HeadSizes) -> Sequence[range]:
+        """See `Attention`. Gates come last."""
+        dim, num_rows = sizes.head_dim, 2 * (num_heads + num_kv_heads) * sizes.head_dim
+        parts = [range(start, start + dim) for start in range(0, 2 * num_heads * dim, dim)]
+        return [*parts[::2], range(2 * num_heads * dim, num_rows), *parts[1::2]]
 
-    def mix(self, qkv: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
-        """See `TokenMixer`. Shapes: qkv [T, (2 Q + 2 KV) * D] -> [T, Q * D]."""
-        size = self.heads.num_heads * self.heads.head_dim
-        ordered = in_order(qkv, self.order)
-        attended = super().mix(ordered[:, :-size].contiguous(), rotary, context)
-        return sigmoid_gate(attended, ordered[:, -size:])
+    def attend_over(
+        self, blocks: KVBlocks, qkv: Tensor, rotary: Sequence[RotaryTable], metadata: AttentionMetadata
+    ) -> Tensor:
+        """See `Attention`. Shapes: qkv [T, (2 Q + 2 KV) * D] -> [T, Q * D]."""
+        ordered, size = in_order(qkv, self.order), self.heads.row_size
+        q = self.store_ordered(blocks, ordered[:, :size], rotary, metadata)
+        return attend(q, blocks, metadata, self.scores, ordered[:, size:])
 
     def for_kernels(self) -> PackedAttention:
         """See `TokenMixer`."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from moeflow.kernels.arrays import Array, split
@@ -11,7 +12,8 @@ from moeflow.kernels.linear import linear, norm_linear
 from moeflow.kernels.on_demand import torch
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.norm import Norm
-from moeflow.models.layers.weight_allocator import WeightAllocator, rows_of
+from moeflow.models.layers.rearranged import Rearranged
+from moeflow.models.layers.weight_allocator import StackedWeight, WeightAllocator, rows_of
 from moeflow.parallel.blocks import shifted
 from moeflow.parallel.columns import Columns
 
@@ -25,6 +27,9 @@ class Linear:
     `parts` gives the output features of each part under its checkpoint name: {"q_proj": 576, "k_proj": 192, ...}.
     One product instead of several reads the input once and keeps the cores busy on narrow parts. `own` are this rank's
     output features of each part, if it has only some: then the output has only these.
+
+    `order` are the places of outputs in the order that the reader needs. Where the allocator rearranges weights, the
+    output has that order. Else the reader has to apply what remains in `self.order`.
     """
 
     def __init__(
@@ -35,11 +40,15 @@ class Linear:
         *,
         bias: bool = False,
         own: Mapping[str, range] | None = None,
+        order: Sequence[range] = (),
     ) -> None:
         self.parts = dict(parts)
         self._own = own
-        out_features = sum(self.parts.values())
-        self.weight = allocator.stacked(self.parts, in_features, own)
+        self._runs = _runs_of(parts, order) if allocator.rearranges else []
+        self.order = () if self._runs else order
+        stacked = {"in order": sum(map(len, order))} if self._runs else self.parts
+        out_features = sum(stacked.values())
+        self.weight = allocator.stacked(stacked, in_features, own)
         self._bias = allocator.empty(out_features) if bias else None  # small: ranks have all of it
 
     @property
@@ -60,6 +69,11 @@ class Linear:
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield each part's checkpoint name and the rows it is loaded into."""
+        if self._runs:
+            yield from self._rearranged(prefix, "weight", self.weight)
+            if self._bias is not None:
+                yield from self._rearranged(prefix, "bias", self._bias)
+            return
         sizes = list(self.parts.values())
         own = [range(size) for size in sizes] if self._own is None else self._own.values()
         for name, rows in zip(self.parts, rows_of(self.weight, own), strict=True):
@@ -68,12 +82,33 @@ class Linear:
             for name, values in zip(self.parts, split(self._bias, sizes), strict=True):
                 yield f"{prefix}.{name}.bias", values
 
+    def _rearranged(self, prefix: str, kind: str, stacked: StackedWeight | Array) -> Iterator[tuple[str, Destination]]:
+        """Yield each part's checkpoint name and the places of its rows, or of their biases."""
+        runs = self._runs
+        places = rows_of(stacked, [range(sum(map(len, rows))) for _, rows in runs])
+        for name in self.parts:
+            own = [(place, rows) for place, (owner, rows) in zip(places, runs, strict=True) if owner == name]
+            yield f"{prefix}.{name}.{kind}", Rearranged(own)
+
     def _own_rows(self) -> list[range] | None:
         """Return which rows of the stacked parts this rank has; None: all."""
         if self._own is None:
             return None
         starts = accumulate(self.parts.values(), initial=0)
         return [shifted(self._own[name], start) for name, start in zip(self.parts, starts, strict=False)]
+
+
+def _runs_of(parts: Mapping[str, int], order: Sequence[range]) -> list[tuple[str, list[range]]]:
+    """Return the parts that follow one another in an order, each with its rows."""
+    starts = accumulate(parts.values(), initial=0)
+    places = {name: range(start, start + size) for start, (name, size) in zip(starts, parts.items(), strict=False)}
+    blocks = [
+        (name, shifted(common, -place.start))
+        for wanted in order
+        for name, place in places.items()
+        if (common := range(max(wanted.start, place.start), min(wanted.stop, place.stop)))
+    ]
+    return [(name, [rows for _, rows in run]) for name, run in groupby(blocks, key=itemgetter(0))]
 
 
 class GatheredLinear(Linear):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Rearranged(msgspec.Struct, frozen=True):
-    """Each place takes some rows of the tensor one after another, or some columns."""
+    """Each place, a tensor or `PlanarRows`, takes some rows of the tensor one after another, or some columns."""
 
-    places: Sequence[tuple[Tensor | PlanarRows, Sequence[range]]]
+    places: Sequence[tuple[Any, Sequence[range]]]
     dim: int = 0  # 0: rows, 1: columns
 
     @property

@@ -84,31 +84,34 @@ INT8 = Layer("Qwen3-30B-A3B of int8", 8, kv_dtype=torch.int8)
 MLA = Layer("DeepSeek-V3", 128, 576, 512)
 SMALL_MLA = Layer("DeepSeek-V2-Lite", 16, 576, 512)
 
-COMBINE = Case(
-    "sum of partial results",
-    combine_kernel,
-    {
+
+def combined(name: str, *, value_dim: int, has_gates: bool) -> Case:
+    """Return the case of partial results of decodes."""
+    constants = {
+        "has_window": False,
+        "has_trees": False,
+        "has_gates": has_gates,
+        "tile_tokens": 64,
+        "value_dim": value_dim,
+        "part_dims": 128,
+        "most_splits": 64,
+        "most_sequences": 16,
+    }
+    signature = {
         "sums_ptr": "*fp32",
         "stats_ptr": "*fp32",
         "out_ptr": "*bf16",
         "sequences_ptr": "*i32",
-        **dict.fromkeys(("num_sequences", "window", "num_splits"), "i32"),
-    },
-    {
-        "has_window": False,
-        "has_trees": False,
-        "tile_tokens": 64,
-        "value_dim": 128,
-        "part_dims": 128,
-        "most_splits": 64,
-        "most_sequences": 16,
-    },
-    aligned=("sums_ptr", "stats_ptr", "out_ptr", "sequences_ptr"),
-    options={"num_warps": 4},
-)
+        "gates_ptr": "*bf16",
+        **dict.fromkeys(("gate_stride", "num_sequences", "window", "num_splits"), "i32"),
+    }
+    pointers = ("sums_ptr", "stats_ptr", "out_ptr", "sequences_ptr", "gates_ptr", "gate_stride")
+    return Case(name, combine_kernel, signature, constants, pointers, {"num_warps": 4})
+
 
 CASES = [
-    COMBINE,
+    combined("sum of partial results", value_dim=128, has_gates=False),
+    combined("Qwen3-Next, sum of partial results", value_dim=256, has_gates=True),
     QWEN.case(1, 75, torch.float16),
     *(QWEN.case(num_tokens, it) for num_tokens in (1, 4096) for it in TENSOR_CORES),
     QWEN.case(8, 80, has_trees=True),

@@ -14,6 +14,7 @@ from moeflow.kernels.triton import attention, launching
 from moeflow.kernels.triton.attention_tiles import AttentionTile
 from moeflow.kernels.triton.launching import GPU
 from tests.kernels.passes import Pass
+from tests.kernels.triton.tolerance import tolerance
 
 MIXED = [(0, 3), (70, 1), (33, 2)]
 SINKS = torch.tensor([-1.0, 0.3, 2.0, 30.0])
@@ -90,6 +91,18 @@ def test_what_becomes_of_scores(scores: dict[str, Any], window: int | None) -> N
 def test_a_sink_counts_once() -> None:
     made = filled(MIXED)
     made.check(attended(made, Scores(sinks=SINKS)), tolerance=2e-5, sinks=SINKS)
+
+
+@pytest.mark.usefixtures("_splits")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_results_are_gated(dtype: torch.dtype) -> None:
+    made = filled(MIXED, dtype=dtype)
+    plain = attended(made)
+    gates = torch.randn(len(plain), 3 + plain.shape[1]).to(dtype)[:, 3:]
+    table = made.metadata().device_table
+    found = attention.attend(torch.cat(made.queries), made.blocks, table, PLAIN, gates)
+    wanted = plain.double() * gates.double().sigmoid()
+    torch.testing.assert_close(found.double(), wanted, **tolerance(dtype))
 
 
 @pytest.mark.usefixtures("_splits")

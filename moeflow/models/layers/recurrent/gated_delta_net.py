@@ -40,7 +40,7 @@ class GatedDeltaNet(RecurrentLayer):
         parts = {"in_proj_qkv": conv_size, "in_proj_z": values, "in_proj_b": heads, "in_proj_a": heads}
         if is_by_key_heads:
             parts = {"in_proj_qkvz": conv_size + values, "in_proj_ba": 2 * heads}
-        in_proj = Linear(allocator, config.hidden_size, parts)
+        in_proj = Linear(allocator, config.hidden_size, parts, order=_order_of(mixer) if is_by_key_heads else ())
         self._conv = ConvWeights(allocator, conv_size, mixer.kernel_size, bias=False)
         self._step_bias, self._log_decay = allocator.empty_float32(heads), allocator.empty_float32(heads)
         layer = RecurrenceLayer(
@@ -75,7 +75,6 @@ class GatedDeltaNet(RecurrentLayer):
             in_proj,
             RecurrentMixer(mixer.in_features, self._conv.weight, None, has_silu=True, heads=found),
             Linear(allocator, values, {"out_proj": config.hidden_size}),
-            _order_of(mixer) if is_by_key_heads else (),
         )
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:

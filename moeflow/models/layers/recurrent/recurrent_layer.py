@@ -22,15 +22,16 @@ with on_demand(__name__):
 class RecurrentLayer:
     """What kinds of such mixers have in common. Each lists its weights and their checkpoint names."""
 
-    def __init__(
-        self, layer_idx: int, in_proj: Linear, mixer: RecurrentMixer, out_proj: Linear, order: Sequence[range] = ()
-    ) -> None:
-        """`order`: where in what `in_proj` gives the mixer's input lies; empty: it is that."""
+    def __init__(self, layer_idx: int, in_proj: Linear, mixer: RecurrentMixer, out_proj: Linear) -> None:
         self.layer_idx = layer_idx
         self.in_proj = in_proj
-        self.order = order
         self._mixer = mixer
         self.out_proj = out_proj
+
+    @property
+    def order(self) -> Sequence[range]:
+        """See `TokenMixer`."""
+        return self.in_proj.order
 
     def mix(self, projected: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
         """See `TokenMixer`. Shapes: projected [T, P] -> [T, M]."""
