@@ -21,7 +21,7 @@ from moeflow.core.token_tree import NO_TREE
 from moeflow.engine.constraints.mask_lanes import MaskJob, MaskLanes
 from moeflow.engine.sampler import SampledToken
 from moeflow.engine.verification import Verified, verify
-from moeflow.kernels.arrays import Array
+from moeflow.kernels.arrays import Array, copied, rows_of
 
 PASS_WAIT_S: Final = 0.01  # of a pass that is computed, for masks that are not
 PATIENCE_S: Final = 60.0  # for all masks of an answer that came late; then it fails, and leaves its place to others
@@ -76,13 +76,13 @@ class MaskedSampling:
         first = 0
         for entry in entries:
             if entry.request in late:
-                row = logits[[first]]  # a copy: the next pass may write where this one did
+                row = copied(logits[first : first + 1])  # the next pass may write where this one did
                 self._late[entry.request] = _LateRow(replace(entry, tree=NO_TREE), row, time.monotonic())
             else:
                 rows += range(first, first + entry.num_sampled)
             first += entry.num_sampled
         in_time = [entry for entry in entries if entry.request not in late]
-        return self._verified(logits[rows], in_time) if in_time else {}
+        return self._verified(rows_of(logits, rows), in_time) if in_time else {}
 
     def take_late(self, wait_s: float) -> list[tuple[BatchEntry, Verified]]:
         """Return what entries of earlier passes bring now that they have their masks. Waits for a first one, if any."""

@@ -19,8 +19,8 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.engine_messages import ExpertStats, ModelInfo, TokenLogprobs
 from moeflow.core.request import Request
 from moeflow.engine.forward import make_forward, make_kv_storage
+from moeflow.engine.logprobs import prompt_logprobs
 from moeflow.engine.masked_sampling import PASS_WAIT_S, MaskedSampling
-from moeflow.engine.sampler import prompt_logprobs
 from moeflow.engine.verification import Verified
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.on_demand import on_demand, without_gradients

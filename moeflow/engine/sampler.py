@@ -7,25 +7,30 @@ text, of passes or of stopping.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
-import numpy as np
 
 from moeflow.core.engine_messages import TokenLogprobs
-from moeflow.core.request import Request
 from moeflow.core.sampling_params import MAX_LOGPROBS
-from moeflow.core.token_mask import TokenMask
+from moeflow.engine.logprobs import of_device
 from moeflow.engine.random_numbers import uniform
-from moeflow.kernels.arrays import Array, on_host
-from moeflow.kernels.sample import Floats, RowSampling, likeliest, sample_rows
-from moeflow.models.pass_input import PROMPT_CHUNK
+from moeflow.engine.row_edits import SampledRow, edits_of
+from moeflow.kernels.arrays import Array, ids_on, rows_of
+from moeflow.kernels.logit_edits import LogitEdits, edited
+from moeflow.kernels.on_demand import on_demand, torch
+from moeflow.kernels.sample import MIN_WEIGHT, RowSampling, sample_rows
+from moeflow.kernels.triton import launching
+
+with on_demand(__name__):
+    from moeflow.kernels import device_sample
+    from moeflow.kernels.triton import logit_edits as triton_logit_edits
 
 _NOT_FINITE = "the model's logits are not finite numbers; float32 may help if the model runs in a smaller type"
 _NOTHING_LEFT = "logit_bias, min_tokens and the form of the answer together bar every token"
-MIN_TEMPERATURE = 1e-6  # below, 1/temperature overflows float32; all mass is on the likeliest token long before
+MIN_TEMPERATURE: Final = 1e-6  # below, 1/temperature overflows float32; all mass is on the likeliest token long before
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,131 +43,89 @@ class SampledToken:
     logprobs: TokenLogprobs | None = None  # if they were asked for
 
 
-class SampledRow(msgspec.Struct, frozen=True):
-    """What a row of logits follows: a request's tokens, and perhaps drafted ones."""
+class _Task(msgspec.Struct, frozen=True):
+    """How the tokens after rows are chosen."""
 
-    request: Request
-    drafted: tuple[int, ...] = ()
-    mask: TokenMask | None = None  # of the form that its answer must have
+    rows: Sequence[SampledRow]
+    samplings: list[RowSampling]  # of each row; greedy for a changed one, to show that its logits are numbers
+    changed: list[int]  # rows with changed logits,
+    edits: LogitEdits | None  # the changes, if there are any,
+    changed_samplings: list[RowSampling]  # and of each changed row, from changed logits
 
-    @property
-    def num_output(self) -> int:
-        """Output tokens before this one."""
-        return len(self.request.output_token_ids) + len(self.drafted)
-
-    @property
-    def output_token_ids(self) -> list[int]:
-        """They themselves."""
-        return [*self.request.output_token_ids, *self.drafted] if self.drafted else self.request.output_token_ids
+    @classmethod
+    def of(cls, rows: Sequence[SampledRow], vocab_size: int) -> _Task:
+        samplings = [_sampling_of(row, place, vocab_size) for place, row in enumerate(rows)]
+        changed = [place for place, row in enumerate(rows) if row.is_edited]
+        changed_samplings = [samplings[place]._replace(row=number) for number, place in enumerate(changed)]
+        for place in changed:
+            samplings[place] = RowSampling(place)
+        edits = edits_of(rows, changed, vocab_size) if changed else None
+        return cls(rows, samplings, changed, edits, changed_samplings)
 
 
 def sample(logits: Array, rows: Sequence[SampledRow]) -> list[SampledToken]:
-    """Choose the token that follows each row's, without log-probabilities.
+    """Choose the token that follows each row's.
 
-    Order: logit_bias, min_tokens' ban of stop tokens, repetition, presence and frequency penalties, the mask of a form,
-    temperature, top-k, top-p, min-p. Then the inverse of the cumulative distribution at one uniform number.
+    The changes of `edits_of` come first, then temperature, top-k, top-p, min-p. Then the inverse of the cumulative
+    distribution at one uniform number. Tokens that a GPU samples have log-probabilities, where requests ask for them:
+    the host waits for both at once.
 
     Shapes: logits [R, V] float32, one row each; not changed.
     """
-    vocab_size = logits.shape[-1]
-    edited = [place for place, row in enumerate(rows) if _is_edited(row)]
-    samplings = [_sampling_of(row, place, vocab_size) for place, row in enumerate(rows)]
-    for place in edited:
-        samplings[place] = RowSampling(place)  # tells whether its logits are numbers
-    chosen: list[int] = sample_rows(logits, samplings)
+    if not rows:
+        return []
+    task = _Task.of(rows, logits.shape[-1])
+    is_on_device = launching.accepts(logits)
+    chosen, of_changed, logprobs = (_on_device if is_on_device else _on_host)(logits, task)
     failed = {place: _NOT_FINITE for place, token_id in enumerate(chosen) if token_id < 0}
     blamed = {place: row.mask.error for place, row in enumerate(rows) if row.mask is not None and row.mask.error}
     failed |= blamed
-    if edited := [place for place in edited if place not in failed]:
-        of_edited = _choose_edited(on_host(logits[edited]), [rows[place] for place in edited])
-        blamed |= {place: _NOTHING_LEFT for place, token_id in zip(edited, of_edited, strict=True) if token_id < 0}
-        failed |= blamed
-        for place, token_id in zip(edited, of_edited, strict=True):
-            chosen[place] = token_id
+    for place, token_id in zip(task.changed, of_changed, strict=True):
+        chosen[place] = token_id
+        if token_id < 0 and place not in failed:
+            blamed[place] = failed[place] = _NOTHING_LEFT
     return [
         SampledToken(-1, error=failed[place], blames_request=place in blamed)
         if place in failed
-        else SampledToken(token_id)
+        else SampledToken(token_id, logprobs=logprobs.get(place))
         for place, token_id in enumerate(chosen)
     ]
 
 
-def with_logprobs(logits: Array, sampled: Sequence[SampledToken], num_top: Sequence[int]) -> list[SampledToken]:
-    """Return tokens with their log-probabilities, and those of as many of the likeliest as are asked for each.
-
-    Shapes: logits [R, V] float32, one row a token; not changed.
-    """
-    logprobs = _logprobs(logits, [token.token_id for token in sampled], num_top)
-    return [replace(token, logprobs=found) for token, found in zip(sampled, logprobs, strict=True)]
-
-
-def prompt_logprobs(logits: Array, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
-    """Return the log-probability of each prompt token given those before it.
-
-    Shapes: logits [P, V] float32; row i is the prediction of token_ids[i], so both exclude the first token.
-    """
-    result: list[TokenLogprobs] = []
-    for start in range(0, len(token_ids), PROMPT_CHUNK):
-        chunk = list(token_ids[start : start + PROMPT_CHUNK])
-        result += _logprobs(logits[start : start + PROMPT_CHUNK], chunk, [num_top] * len(chunk))
-    return result
+def _on_host(logits: Array, task: _Task) -> tuple[list[int], list[int], dict[int, TokenLogprobs]]:
+    """Return the token of each row, that of each changed row, and no log-probabilities."""
+    chosen = sample_rows(logits, task.samplings)
+    if task.edits is None:
+        return chosen, [], {}
+    return chosen, sample_rows(edited(logits, task.edits), task.changed_samplings), {}
 
 
-def _bars_stop(row: SampledRow) -> bool:
-    return row.num_output < row.request.sampling.min_tokens and bool(row.request.stop_token_ids)
-
-
-def _is_edited(row: SampledRow) -> bool:
-    params = row.request.sampling
-    return (
-        bool(params.logit_bias)
-        or row.mask is not None
-        or _bars_stop(row)
-        or row.request.choice.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-    )
-
-
-def _edit(logits: Floats, row: SampledRow) -> None:
-    """Apply bias, ban and penalties in place. Shapes: logits [V]."""
-    request, output_token_ids = row.request, row.output_token_ids
-    params = request.sampling
-    if params.logit_bias:
-        logits[list(params.logit_bias)] += np.array(list(params.logit_bias.values()), np.float32)
-    if row.mask is not None:
-        _bar(logits, row.mask.allowed, request.stop_token_ids if _bars_stop(row) else ())
-    elif _bars_stop(row):
-        logits[list(request.stop_token_ids)] = -np.inf
-    if request.choice.repetition_penalty != 1.0:
-        seen = np.array([*request.prompt_token_ids, *output_token_ids])  # a token seen twice gets the same value twice
-        values = logits[seen]
-        penalty = np.float32(request.choice.repetition_penalty)
-        logits[seen] = np.where(values > 0, values / penalty, values * penalty)
-    if output_token_ids and (params.presence_penalty or params.frequency_penalty):
-        counts = Counter(output_token_ids)
-        occurrences = np.array(list(counts.values()), np.float32)
-        logits[list(counts)] -= np.float32(params.presence_penalty) + np.float32(params.frequency_penalty) * occurrences
-
-
-def _bar(logits: Floats, allowed: bytes, unwanted: Collection[int]) -> None:
-    """Mask, in place, tokens that the form of an answer forbids, and unwanted tokens unless no others are left.
-
-    Shapes: logits [V]; see `TokenMask` for `allowed`.
-    """
-    bits = np.unpackbits(np.frombuffer(allowed, np.uint8), count=len(logits), bitorder="little").view(np.bool_)
-    if unwanted:
-        others = bits.copy()
-        others[list(unwanted)] = False
-        bits = others if others.any() else bits
-    np.copyto(logits, -np.inf, where=~bits)
-
-
-def _choose_edited(logits: Floats, rows: list[SampledRow]) -> list[int]:
-    """Edit logits [R, V] in place and choose from them; -1 where no token is left."""
-    for row_logits, row in zip(logits, rows, strict=True):
-        _edit(row_logits, row)
-    return sample_rows(logits, [_sampling_of(row, place, logits.shape[-1]) for place, row in enumerate(rows)])
+def _on_device(logits: Array, task: _Task) -> tuple[list[int], list[int], dict[int, TokenLogprobs]]:
+    """Return the token of each row, that of each changed row, and by row the log-probabilities. Synchronizes once."""
+    choices = [device_sample.choose_rows(logits, task.samplings, MIN_WEIGHT)]
+    if task.edits is not None:
+        changed_logits = triton_logit_edits.edited(logits, task.edits)
+        choices.append(device_sample.choose_rows(changed_logits, task.changed_samplings, MIN_WEIGHT))
+    parts = [choice.tokens for choice in choices]
+    num_top = {
+        place: count for place, row in enumerate(task.rows) if (count := row.request.sampling.logprobs) is not None
+    }
+    if num_top:
+        numbers = {place: number for number, place in enumerate(task.changed)}
+        places = [
+            len(parts[0]) + choices[1].places[numbers[place]] if place in numbers else choices[0].places[place]
+            for place in num_top
+        ]
+        tokens = torch.cat(parts)[ids_on(places, logits.device)]
+        parts.append(device_sample.logprobs(rows_of(logits, [*num_top]), tokens, MAX_LOGPROBS))
+    fetched = device_sample.fetch(parts)
+    found = [[int(tokens[place]) for place in choice.places] for choice, tokens in zip(choices, fetched, strict=False)]
+    chosen, of_changed = found if len(found) > 1 else (found[0], [])
+    if not num_top:
+        return chosen, of_changed, {}
+    token_ids = dict(enumerate(chosen)) | dict(zip(task.changed, of_changed, strict=True))
+    logprobs = of_device(fetched[-1], [token_ids[place] for place in num_top], [*num_top.values()])
+    return chosen, of_changed, dict(zip(num_top, logprobs, strict=True))
 
 
 def _sampling_of(row: SampledRow, place: int, vocab_size: int) -> RowSampling:
@@ -178,30 +141,3 @@ def _sampling_of(row: SampledRow, place: int, vocab_size: int) -> RowSampling:
         choice.min_p,
         uniform(row.request.seed, row.num_output),
     )
-
-
-def _logprobs(logits: Array, token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprobs]:
-    """Report tokens under the model's own distribution. Shapes: logits [R, V]; one token and count a row."""
-    # Row by row in float64, so that a row's numbers depend on nothing else.
-    return [
-        _logprobs_of_row(row, token_id, count)
-        for row, token_id, count in zip(on_host(logits), token_ids, num_top, strict=True)
-    ]
-
-
-def _logprobs_of_row(logits: Floats, token_id: int, num_top: int) -> TokenLogprobs:
-    """Shapes: logits [V]."""
-    scores = logits.astype(np.float64)
-    with np.errstate(invalid="ignore"):  # logits that are not finite make no number here either
-        scores -= scores.max()
-        scores -= np.log(np.exp(scores).sum())
-    chosen = scores[token_id]
-    rank = int((scores > chosen).sum()) + 1
-    # always as many, so that the order of equal tokens does not depend on how many are asked for
-    top = likeliest(scores, MAX_LOGPROBS)[:num_top]
-    return TokenLogprobs(token_id, _narrow(chosen), rank, [(int(token), _narrow(scores[token])) for token in top])
-
-
-def _narrow(logprob: np.float64) -> float:
-    """Return a number as float32 has it, which is as much as logits tell."""
-    return float(np.float32(logprob))

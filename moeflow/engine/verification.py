@@ -10,6 +10,7 @@ that were not drawn at random.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -19,7 +20,9 @@ from moeflow.core.batch import BatchEntry
 from moeflow.core.request import Request
 from moeflow.core.token_mask import TokenMask
 from moeflow.core.token_tree import ROOT
-from moeflow.engine.sampler import SampledRow, SampledToken, sample, with_logprobs
+from moeflow.engine.logprobs import logprobs_of
+from moeflow.engine.row_edits import SampledRow
+from moeflow.engine.sampler import SampledToken, sample
 from moeflow.kernels.arrays import Array
 
 Masks = Mapping[Request, Sequence[TokenMask | None]]
@@ -70,16 +73,17 @@ def _kept(entry: BatchEntry, sampled: Sequence[SampledToken]) -> list[int]:
 def _add_logprobs(
     logits: Array, entries: Sequence[BatchEntry], found: Sequence[Verified], rows: Sequence[Sequence[int]]
 ) -> None:
-    """Add the log-probabilities that requests ask for, of all in one go."""
+    """Add the log-probabilities that requests ask for, as far as tokens lack them, of all in one go."""
     asked = [
         (one, place, row, entry.request.sampling.logprobs)
         for entry, one, entry_rows in zip(entries, found, rows, strict=True)
         for place, row in enumerate(entry_rows)
         if entry.request.sampling.logprobs is not None and one.tokens[place].error is None
+        if one.tokens[place].logprobs is None
     ]
     if not asked:
         return
-    tokens = [one.tokens[place] for one, place, _, _ in asked]
-    done = with_logprobs(logits[[row for _, _, row, _ in asked]], tokens, [num_top for *_, num_top in asked])
-    for (one, place, _, _), token in zip(asked, done, strict=True):
-        one.tokens[place] = token
+    token_ids = [one.tokens[place].token_id for one, place, _, _ in asked]
+    logprobs = logprobs_of(logits[[row for _, _, row, _ in asked]], token_ids, [num_top for *_, num_top in asked])
+    for (one, place, _, _), each in zip(asked, logprobs, strict=True):
+        one.tokens[place] = replace(one.tokens[place], logprobs=each)

@@ -135,6 +135,11 @@ def floats(x: Array) -> Array:
     return x.float()
 
 
+def copied(x: A) -> A:
+    """Return a copy of the numbers."""
+    return cast(A, x.copy() if isinstance(x, np.ndarray) else cast("torch.Tensor", x).clone())
+
+
 def copy_into(destination: Any, source: Any) -> None:
     """Write the numbers of a tensor over those of an array of its shape."""
     if isinstance(destination, np.ndarray):

@@ -1,55 +1,103 @@
-"""Sampling from logits on a GPU in torch, as `sample_rows` defines it: only the tokens come back to the host."""
+"""Sampling from logits on a GPU, as `sample_rows` defines it. Nothing here waits for the GPU but `fetch`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from moeflow.kernels.arrays import on_host
 from moeflow.kernels.device_arrays import on_device
-from moeflow.kernels.on_demand import torch
+from moeflow.kernels.on_demand import on_demand, torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+with on_demand(__name__):
+    from moeflow.kernels.triton import greedy
+
 # Row of the logits, temperature, top_k, top_p, min_p and number: the fields of `RowSampling`
 Sampling: TypeAlias = tuple[int, float, int, float, float, float]
 
+_HALF: Final = 1 << 32
 
-def sample_rows(logits: Tensor, samplings: Sequence[Sampling], min_weight: float) -> list[int]:
-    """Return a token for each sampling; -1 if its row has no finite maximum.
+
+class Choices(msgspec.Struct, frozen=True):
+    """Sampled tokens on a device."""
+
+    tokens: Tensor  # [n] int64; -1: the row has no finite maximum
+    places: list[int]  # of each sampling: where its token is
+
+
+def choose_rows(logits: Tensor, samplings: Sequence[Sampling], min_weight: float) -> Choices:
+    """Choose a token for each sampling.
 
     Tokens that weigh less than `min_weight` times the likeliest are never chosen. Rows of one kind share a few
-    launches: greedy ones, rows in the order of the vocabulary, and sorted ones.
-    Shapes: logits [R, V] float32; not changed. Synchronizes once, for the tokens.
+    launches: greedy ones take one, those in the order of the vocabulary and sorted ones several.
+    Shapes: logits [R, V] float32; not changed.
     """
-    if not samplings:
-        return []
-    kinds: tuple[list[int], list[int], list[int]] = ([], [], [])
+    kinds: tuple[list[int], list[int]] = ([], [])
     for place, (_, temperature, top_k, top_p, _, _) in enumerate(samplings):
-        is_sorted = top_k > 0 or top_p < 1.0
-        kinds[0 if temperature == 0.0 else 2 if is_sorted else 1].append(place)
+        if temperature != 0.0:
+            kinds[1 if top_k > 0 or top_p < 1.0 else 0].append(place)
     order = [place for places in kinds for place in places]
+    greedy_tokens = [greedy.greedy(logits)] if len(order) < len(samplings) else []
+    first = len(logits) if greedy_tokens else 0
+    at = dict(zip(order, range(first, first + len(order)), strict=True))
+    places = [at.get(place, samplings[place][0]) for place in range(len(samplings))]
+    if not order:
+        return Choices(greedy_tokens[0], places)
     table = on_device([[_numbers(samplings[place], min_weight) for place in order]], logits.device, "float64")[0]
-    parts = torch.split(table, [len(places) for places in kinds])
+    parts = torch.split(table, [len(each) for each in kinds])
     is_whole = [samplings[place][0] for place in order] == list(range(len(logits)))
     chosen = [
         choose(logits if is_whole and len(part) == len(logits) else logits[part[:, 0].long()], part)
-        for choose, part in zip((_greedy, _in_order, _sorted), parts, strict=True)
+        for choose, part in zip((_in_order, _sorted), parts, strict=True)
         if len(part)
     ]
-    tokens = dict(zip(order, torch.cat(chosen).tolist(), strict=True))
-    return [tokens[place] for place in range(len(samplings))]
+    return Choices(torch.cat([*greedy_tokens, *chosen]), places)
+
+
+def logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> Tensor:
+    """Return each token's log-probability and rank, then the likeliest tokens and their log-probabilities.
+
+    The rank is 1 of the likeliest; of equals the lower number comes first.
+    Shapes: logits [n, V] float32, tokens [n] int64 -> [n, 2 + 2 * num_top] float64.
+    """
+    at = tokens.clamp(min=0).unsqueeze(1)
+    chosen = logits.gather(1, at)
+    rank = (logits > chosen).sum(dim=1, keepdim=True) + 1
+    largest = logits.amax(dim=1, keepdim=True).double()
+    total = largest + (logits.double() - largest).exp().sum(dim=1, keepdim=True).log()
+    top = _keys(logits).topk(min(num_top, logits.shape[1]), dim=1).values
+    top_tokens = (_HALF - 1) - (top & (_HALF - 1))
+    of_top = logits.gather(1, top_tokens)
+    return torch.cat([chosen - total, rank, top_tokens, of_top - total], dim=1)
+
+
+def _keys(logits: Tensor) -> Tensor:
+    """Return integers in the order of logits, and of equals first those of higher numbers. [n, V] int64."""
+    bits = (logits + 0.0).view(torch.int32)  # without negative zeros
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    return ordered * _HALF + torch.arange(_HALF - 1, _HALF - 1 - logits.shape[1], -1, device=logits.device)
+
+
+def fetch(parts: Sequence[Tensor]) -> list[NDArray[Any]]:
+    """Return the numbers of tensors, all in one copy to the host, as float64 if there are several. Synchronizes."""
+    if len(parts) == 1:
+        return [on_host(parts[0])]
+    flat = on_host(torch.cat([part.double().flatten() for part in parts]))
+    bounds = np.cumsum([part.numel() for part in parts])[:-1]
+    return [each.reshape(part.shape) for each, part in zip(np.split(flat, bounds), parts, strict=True)]
 
 
 def _numbers(one: Sampling, min_weight: float) -> Sampling:
     """Return a row of the table: with the inverse of the temperature, and the least weight in the place of min_p."""
     row, temperature, top_k, top_p, min_p, number = one
-    return row, 1.0 / temperature if temperature else 0.0, top_k, top_p, max(min_p, min_weight), number
-
-
-def _greedy(logits: Tensor, table: Tensor) -> Tensor:
-    largest, tokens = logits.max(dim=-1)
-    return torch.where(largest.isfinite(), tokens, -1)
+    return row, 1.0 / temperature, top_k, top_p, max(min_p, min_weight), number
 
 
 def _in_order(logits: Tensor, table: Tensor) -> Tensor:

@@ -50,10 +50,14 @@ def sample_rows(logits: Any, samplings: Sequence[RowSampling]) -> list[int]:
 
     Shapes: logits [R, V] float32; not changed.
     """
+    if not samplings:
+        return []
     if row_ops.accepts(logits):
         return row_ops.sample(logits, samplings)
     if launching.accepts(logits):
-        return device_sample.sample_rows(logits, samplings, MIN_WEIGHT)
+        choices = device_sample.choose_rows(logits, samplings, MIN_WEIGHT)
+        tokens = device_sample.fetch([choices.tokens])[0]
+        return [int(tokens[place]) for place in choices.places]
     rows = on_host(logits)
     return [_sample_row(rows[one.row], one) for one in samplings]
 

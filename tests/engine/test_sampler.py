@@ -19,12 +19,25 @@ from transformers import (
 from moeflow.core.batch import BatchEntry
 from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.logprobs import prompt_logprobs
 from moeflow.engine.random_numbers import uniform
-from moeflow.engine.sampler import prompt_logprobs
 from moeflow.engine.verification import verify
 from moeflow.kernels.sample import NUCLEUS_WIDTH
 
 VOCAB = 40
+
+
+@pytest.fixture(scope="module", params=["host", "gpu"], autouse=True)
+def by(request):
+    """The sampler of the host, then that of a GPU, whose kernels an interpreter runs."""
+    if request.param == "host":
+        yield
+        return
+    pytest.importorskip("triton", reason="Triton has no wheel for this machine")
+    from tests.kernels.triton.launches import triton_alone
+
+    with triton_alone():
+        yield
 
 
 def make_request(prompt=(1, 2), output=(), stop_token_ids=(), seed=0, **params):

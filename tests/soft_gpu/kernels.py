@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from moeflow.engine import decode_graphs
-from moeflow.kernels import activation, norm, rotary
+from moeflow.kernels import activation, logit_edits, norm, rotary
 from moeflow.kernels import experts as experts_reference
 from moeflow.kernels.attention import attention as attention_reference
 from moeflow.kernels.attention import attention_input as attention_input_reference
@@ -34,7 +34,16 @@ from moeflow.kernels.triton import attention as triton_attention
 from moeflow.kernels.triton import attention_input as triton_attention_input
 from moeflow.kernels.triton import experts as triton_experts
 from moeflow.kernels.triton import gates as triton_gates
-from moeflow.kernels.triton import kv_cache, latent_input, launching, matrix_products, quantized_linear, rotary_table
+from moeflow.kernels.triton import (
+    greedy,
+    kv_cache,
+    latent_input,
+    launching,
+    matrix_products,
+    quantized_linear,
+    rotary_table,
+)
+from moeflow.kernels.triton import logit_edits as triton_logit_edits
 from moeflow.kernels.triton import norm as triton_norm
 from moeflow.kernels.triton import recurrence as triton_recurrence
 from moeflow.kernels.triton import routing as triton_routing
@@ -226,6 +235,11 @@ def _sequences_of(given: StateSequences, spare: int) -> StateSequences:
     return StateSequences(found)
 
 
+def _greedy(logits: torch.Tensor) -> torch.Tensor:
+    largest, tokens = logits.max(dim=1)
+    return torch.where(largest.isfinite(), tokens, -1)
+
+
 _REFERENCES: tuple[tuple[ModuleType, str, Function], ...] = (
     (triton_norm, "normalise", _normalise),
     (triton_attention, "attend", _attend),
@@ -239,6 +253,8 @@ _REFERENCES: tuple[tuple[ModuleType, str, Function], ...] = (
     (triton_short_conv, "short_conv", _of_states(short_conv_reference.short_conv)),
     (triton_experts, "fused_experts", experts_reference.fused_experts),
     (quantized_linear, "quantized_linear", linear),
+    (greedy, "greedy", _greedy),
+    (triton_logit_edits, "edited", lambda logits, edits: torch.from_numpy(logit_edits.edited(logits, edits))),
     (triton_experts, "expert_pairs", experts_reference.expert_pairs),
     (triton_gates, "gated_norm", gates_reference.gated_norm),
     (triton_gates, "sigmoid_gate", gates_reference.sigmoid_gate),
