@@ -102,30 +102,26 @@ def _on_host(logits: Array, task: _Task) -> tuple[list[int], list[int], dict[int
 
 def _on_device(logits: Array, task: _Task) -> tuple[list[int], list[int], dict[int, TokenLogprobs]]:
     """Return the token of each row, that of each changed row, and by row the log-probabilities. Synchronizes once."""
-    choices = [device_sample.choose_rows(logits, task.samplings, MIN_WEIGHT)]
-    if task.edits is not None:
-        changed_logits = triton_logit_edits.edited(logits, task.edits)
-        choices.append(device_sample.choose_rows(changed_logits, task.changed_samplings, MIN_WEIGHT))
-    parts = [choice.tokens for choice in choices]
+    num_rows, samplings, rows = len(task.rows), task.samplings, logits
+    if task.edits is not None:  # behind the others, so that both share launches
+        rows = torch.cat([logits, triton_logit_edits.edited(logits, task.edits)])
+        samplings = [*samplings, *(one._replace(row=num_rows + one.row) for one in task.changed_samplings)]
+    choices = device_sample.choose_rows(rows, samplings, MIN_WEIGHT)
+    found = dict(enumerate(choices.places[:num_rows])) | dict(zip(task.changed, choices.places[num_rows:], strict=True))
     num_top = {
         place: count for place, row in enumerate(task.rows) if (count := row.request.sampling.logprobs) is not None
     }
+    parts = [choices.tokens]
     if num_top:
-        numbers = {place: number for number, place in enumerate(task.changed)}
-        places = [
-            len(parts[0]) + choices[1].places[numbers[place]] if place in numbers else choices[0].places[place]
-            for place in num_top
-        ]
-        tokens = torch.cat(parts)[ids_on(places, logits.device)]
+        tokens = choices.tokens[ids_on([found[place] for place in num_top], logits.device)]
         parts.append(device_sample.logprobs(rows_of(logits, [*num_top]), tokens, MAX_LOGPROBS))
     fetched = device_sample.fetch(parts)
-    found = [[int(tokens[place]) for place in choice.places] for choice, tokens in zip(choices, fetched, strict=False)]
-    chosen, of_changed = found if len(found) > 1 else (found[0], [])
-    if not num_top:
-        return chosen, of_changed, {}
-    token_ids = dict(enumerate(chosen)) | dict(zip(task.changed, of_changed, strict=True))
-    logprobs = of_device(fetched[-1], [token_ids[place] for place in num_top], [*num_top.values()])
-    return chosen, of_changed, dict(zip(num_top, logprobs, strict=True))
+    chosen = [int(fetched[0][place]) for place in choices.places]
+    logprobs: dict[int, TokenLogprobs] = {}
+    if num_top:
+        token_ids = [int(fetched[0][found[place]]) for place in num_top]
+        logprobs = dict(zip(num_top, of_device(fetched[1], token_ids, [*num_top.values()]), strict=True))
+    return chosen[:num_rows], chosen[num_rows:], logprobs
 
 
 def _sampling_of(row: SampledRow, place: int, vocab_size: int) -> RowSampling:

@@ -37,7 +37,7 @@ MOST_OF_FAMILY = {
 @pytest.mark.slow
 @pytest.mark.parametrize("families", GROUPS, ids="-".join)
 def test_tokens_are_the_processors_and_no_layer_waits(families: tuple[str, ...]) -> None:
-    found = _printed_by("run_families", families)
+    found = printed_by("run_families", families)
     assert set(found) == set(families)
     for family, batches in found.items():
         most = MOST_OF_FAMILY.get(family, MOST_LAUNCHES) * NUM_LAYERS
@@ -55,7 +55,7 @@ def test_tokens_are_the_processors_and_no_layer_waits(families: tuple[str, ...])
 @pytest.mark.slow
 def test_integer_weights_run_with_and_without_graphs() -> None:
     families = ("qwen3_moe", "gpt_oss")
-    found = _printed_by("run_quantized", families)
+    found = printed_by("run_quantized", families)
     assert set(found) == set(families)
     for formats in found.values():
         assert formats == {
@@ -69,7 +69,8 @@ def _of_layers(launches: dict[str, int]) -> int:
     return sum(started) - LAST_STEPS
 
 
-def _printed_by(module: str, families: tuple[str, ...]) -> dict[str, Any]:
+def printed_by(module: str, families: tuple[str, ...]) -> dict[str, Any]:
+    """Return what a module of this folder prints for families."""
     command = [sys.executable, "-m", f"tests.soft_gpu.{module}", *families]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
