@@ -32,9 +32,8 @@ from moeflow.kernels.recurrent.state_sequences import LayerStates, StateSequence
 from moeflow.kernels.triton import activation as triton_activation
 from moeflow.kernels.triton import attention as triton_attention
 from moeflow.kernels.triton import attention_input as triton_attention_input
-from moeflow.kernels.triton import experts as triton_experts
-from moeflow.kernels.triton import gates as triton_gates
 from moeflow.kernels.triton import (
+    chunked_recurrence,
     greedy,
     kv_cache,
     latent_input,
@@ -43,6 +42,8 @@ from moeflow.kernels.triton import (
     quantized_linear,
     rotary_table,
 )
+from moeflow.kernels.triton import experts as triton_experts
+from moeflow.kernels.triton import gates as triton_gates
 from moeflow.kernels.triton import logit_edits as triton_logit_edits
 from moeflow.kernels.triton import norm as triton_norm
 from moeflow.kernels.triton import recurrence as triton_recurrence
@@ -53,6 +54,7 @@ from tests.soft_gpu.device import DEVICE, SoftTensor, count_launch, raw, wrapped
 from tests.soft_gpu.streams import soft_staging
 
 Function = Callable[..., Any]
+_CHUNKED = chunked_recurrence.recurrence
 H100 = launching.GPU(capability=90, num_multiprocessors=132)
 
 
@@ -85,6 +87,7 @@ def soft_kernels() -> Iterator[None]:
         patches.enter_context(mock.patch.object(decode_graphs, "GraphRecorder", _Recorder))
         patches.enter_context(mock.patch.object(triton_attention, "gpu_of", return_value=H100))
         patches.enter_context(mock.patch.object(staging, "Staging", soft_staging))
+        patches.enter_context(mock.patch.object(chunked_recurrence, "suits", _has_chunks))
         for module, name, reference in _REFERENCES:
             stand_in = _stand_in(getattr(module, name), reference)
             patches.enter_context(mock.patch.object(module, name, stand_in))
@@ -235,6 +238,18 @@ def _sequences_of(given: StateSequences, spare: int) -> StateSequences:
     return StateSequences(found)
 
 
+def _has_chunks(values: Any, sequences: StateSequences) -> bool:
+    """Return whether a pass is long enough, also in float32."""
+    return sequences.table_on(values.device).chunks is not None
+
+
+def _in_chunks(layer: Any, given: Any, states: LayerStates, sequences: StateSequences) -> torch.Tensor:
+    """Run the kernels themselves, by Triton's interpreter."""
+    plain = StateSequences((), _plain(sequences.table_on(DEVICE)))
+    with mock.patch.object(chunked_recurrence, "launch", launching.launch):
+        return _CHUNKED(layer, given, states, plain)
+
+
 def _greedy(logits: torch.Tensor) -> torch.Tensor:
     largest, tokens = logits.max(dim=1)
     return torch.where(largest.isfinite(), tokens, -1)
@@ -250,6 +265,7 @@ _REFERENCES: tuple[tuple[ModuleType, str, Function], ...] = (
     (triton_activation, "apply_and_mul", _apply_and_mul),
     (rotary_table, "rotary_table", rotary.rotary_table),
     (triton_recurrence, "recurrence", _of_states(recurrence_reference.recurrence)),
+    (chunked_recurrence, "recurrence", _in_chunks),
     (triton_short_conv, "short_conv", _of_states(short_conv_reference.short_conv)),
     (triton_experts, "fused_experts", experts_reference.fused_experts),
     (quantized_linear, "quantized_linear", linear),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 
 import torch
@@ -15,6 +16,7 @@ def prepare() -> None:
 
     Inference tensors have no version counters, which the wrappers of tensors on the device need.
     """
+    os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined
     torch.inference_mode = lambda *_: torch.no_grad()  # type: ignore[assignment, misc]
     from moeflow.planner.hardware import host
 

@@ -53,6 +53,7 @@ def _run(config: EngineConfig, lengths: list[int]) -> tuple[Answers, dict[str, A
     answers: Answers = {str(number): [] for number in range(len(lengths))}
     counts: dict[str, Any] = {}
     num_cached: dict[str, int] = {}
+    num_chunked = 0
     prompts = prompts_of(lengths)
     for _ in range(NUM_TURNS):
         device.COUNTS.clear()
@@ -62,10 +63,11 @@ def _run(config: EngineConfig, lengths: list[int]) -> tuple[Answers, dict[str, A
                 num_cached[output.request_id] = output.num_cached_tokens
             if len(outputs) == len(lengths):
                 counts = device.COUNTS.report()
+            num_chunked += device.COUNTS.launches["carry_kernel"]
             device.COUNTS.clear()
         prompts = [prompt + answers[str(number)][-NUM_TOKENS:] for number, prompt in enumerate(prompts)]
     engine.close()
-    return answers, {"num_cached": sum(num_cached.values()), "loading": loading, **counts}
+    return answers, {"num_cached": sum(num_cached.values()), "num_chunked": num_chunked, "loading": loading, **counts}
 
 
 if __name__ == "__main__":

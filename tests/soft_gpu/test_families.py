@@ -33,6 +33,8 @@ MOST_OF_FAMILY = {
     "gemma4_text": 24,
 }
 
+WITH_STATES = ("qwen3_next", "granitemoehybrid", "qwen3_5_moe_text")  # of each head, whose prompts are cut into chunks
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("families", GROUPS, ids="-".join)
@@ -45,6 +47,7 @@ def test_tokens_are_the_processors_and_no_layer_waits(families: tuple[str, ...])
             where = f"{family}, batch {batch}: {counts}"
             assert counts["is_equal"], where
             assert (counts["num_cached"] > 0) == (batch != "1"), where  # prompts that repeat earlier ones
+            assert (counts["num_chunked"] > 0) == (batch != "1" and family in WITH_STATES), where  # of long prompts
             assert _of_layers(counts["launches"]) <= most, where
             assert sum(counts["synchronizations"].values()) == 1, where  # for the sampled tokens
             assert not counts["pageable_copies"], where

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 with on_demand(__name__):
+    from moeflow.kernels.triton import chunked_recurrence
     from moeflow.kernels.triton import recurrence as triton_recurrence
 
 
@@ -31,6 +32,8 @@ def recurrence(
     if cpu.accepts(given.values) and is_float32(layer.step_bias):
         return cpu.recurrence(layer, given, states, sequences)
     if launching.accepts(given.values):
+        if chunked_recurrence.suits(given.values, sequences):
+            return chunked_recurrence.recurrence(layer, given, states, sequences)
         return triton_recurrence.recurrence(layer, given, states, sequences)
     steps = torch.nn.functional.softplus(given.steps.float() + layer.step_bias.float())
     steps = steps.clamp(layer.least_step, layer.most_step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.on_demand import on_demand
-from moeflow.kernels.recurrent.state_table import StateTable
+from moeflow.kernels.recurrent.state_table import CHUNK_TOKENS, StateTable
 
 if TYPE_CHECKING:
     import torch
@@ -57,8 +58,10 @@ class StateSequences:
     def table_on(self, device: torch.device) -> StateTable:
         """Return the sequences as kernels on a GPU read them. One copy, made on first use."""
         if self._device_table is None:
-            sequences, stores = device_arrays.staged(host_table(self._sequences), device)
-            self._device_table = StateTable(sequences, stores, max(it.num_tokens for it in self._sequences))
+            most = max(it.num_tokens for it in self._sequences)
+            chunks = [_chunks(self._sequences)] if most >= CHUNK_TOKENS else []
+            sequences, stores, *rest = device_arrays.staged([*host_table(self._sequences), *chunks], device)
+            self._device_table = StateTable(sequences, stores, most, *rest)
         return self._device_table
 
     def __len__(self) -> int:
@@ -80,6 +83,17 @@ def host_table(sequences: Sequence[StateSequence]) -> list[NDArray[np.int32]]:
             columns.append([sequence.first_row, sequence.source, begin, len(stores), stop])
             stop = first  # that of all sequences but the first
     return [_transposed(columns), _transposed(stores)]
+
+
+def _chunks(sequences: Sequence[StateSequence]) -> NDArray[np.int32]:
+    """Return the first token and the number of tokens of each chunk: see `StateTable`."""
+    chunks = [
+        (sequence.first_row + first, min(CHUNK_TOKENS, stop - first))
+        for sequence in sequences
+        for start, stop in pairwise([0, *(count for count, _ in sequence.saves), sequence.num_tokens])
+        for first in range(start, stop, CHUNK_TOKENS)
+    ]
+    return _transposed(chunks)
 
 
 def _chains(sequences: Sequence[StateSequence]) -> list[list[StateSequence]]:

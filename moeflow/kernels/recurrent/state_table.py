@@ -6,12 +6,14 @@ compute at the same time, the sequences of a chain one after another.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+CHUNK_TOKENS: Final = 32  # that kernels compute at once, by products of matrices
 
 
 class StateTable(msgspec.Struct, frozen=True):
@@ -25,6 +27,9 @@ class StateTable(msgspec.Struct, frozen=True):
     # is stored). The last store of a sequence comes after all of its tokens.
     stores: Tensor
     max_tokens: int  # of a sequence in this pass, at most
+    # [2, n] int32. Of each chunk, at most `CHUNK_TOKENS` between two stores: its first token in the pass, and its
+    # number of tokens. None: all sequences are shorter, and their tokens are computed one after another.
+    chunks: Tensor | None = None
 
     @property
     def num_sequences(self) -> int:
