@@ -11,9 +11,9 @@ where g sums the logarithms of decays, and b has the rates. Without the delta ru
 of a sequence one after another, with 16 value dimensions of one head's state in registers. Products multiply TF32 and
 accumulate float32, the inverse as exactly as float32. So these kernels are for models in 16 bits.
 
-Floor in a layer of Qwen3-Next (32 heads of 128, 16 key heads), bfloat16, for each token: 16 KB of queries, keys and
-values, 8 KB of results, and 8 KB of T and P, which are written once and read by eight programs. 4,096 tokens take
-164 MB, or 34 us on an H200. Products take 180 KFLOP for each token and head, or 24 GFLOP: 50 us at the rate of TF32.
+Least traffic of a token in a layer of Qwen3-Next (32 heads of 128, 16 key heads), bfloat16: 16 KB of queries, keys and
+values, 8 KB of results, 8 KB of T and P. These are written once, and eight programs read them, mostly from the L2
+cache. So 4,096 tokens take 164 MB, or 34 us on an H200. Products take 180 KFLOP for each token and head, or 24 GFLOP: 50 us at the rate of TF32.
 But chunks wait for each other: 128 turns of 2 us or so, in 256 programs. One token after another takes 4,096 turns.
 """
 
