@@ -18,6 +18,7 @@ from moeflow.core.attention_config import HeadSizes
 from moeflow.core.out_of_memory import out_of_memory_as
 from moeflow.core.units import KIB, format_bytes
 from moeflow.kernels.arrays import array_on, ids_on
+from moeflow.kernels.attention.attention import move_kv
 from moeflow.kernels.attention.kv_blocks import KVBlocks, kv_block_bytes
 from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.kernels.on_demand import torch
@@ -94,7 +95,7 @@ class KVStorage:
         if moves:
             from_slots, to_slots = (ids_on(slots, self._device) for slots in zip(*moves, strict=True))
             for layer in self.layers:
-                layer.move(from_slots, to_slots)
+                move_kv(layer, from_slots, to_slots)
 
     @property
     def block_bytes(self) -> int:

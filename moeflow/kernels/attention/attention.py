@@ -22,9 +22,11 @@ from moeflow.kernels.triton import launching
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from moeflow.kernels.arrays import Array
+
 with on_demand(__name__):
     from moeflow.kernels.triton import attention as triton_attention
-    from moeflow.kernels.triton import kv_cache
+    from moeflow.kernels.triton import kv_cache, kv_moves
 
 
 def write_kv(k: Tensor, v: Tensor | None, blocks: KVBlocks, slots: Tensor) -> None:
@@ -38,6 +40,14 @@ def write_kv(k: Tensor, v: Tensor | None, blocks: KVBlocks, slots: Tensor) -> No
         kv_cache.write_kv(k, v, blocks, slots)
     else:
         blocks.write(slots, k, v)
+
+
+def move_kv(blocks: KVBlocks, from_slots: Array, to_slots: Array) -> None:
+    """Copy K and V of tokens to other slots, one after another. Shapes: [n] int64."""
+    if launching.accepts(from_slots):
+        kv_moves.move_kv(blocks, from_slots, to_slots)
+    else:
+        blocks.move(from_slots, to_slots)
 
 
 def attend(

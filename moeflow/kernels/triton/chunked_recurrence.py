@@ -13,8 +13,9 @@ accumulate float32, the inverse as exactly as float32. So these kernels are for 
 
 Least traffic of a token in a layer of Qwen3-Next (32 heads of 128, 16 key heads), bfloat16: 16 KB of queries, keys and
 values, 8 KB of results, 8 KB of T and P. These are written once, and eight programs read them, mostly from the L2
-cache. So 4,096 tokens take 164 MB, or 34 us on an H200. Products take 180 KFLOP for each token and head, or 24 GFLOP: 50 us at the rate of TF32.
-But chunks wait for each other: 128 turns of 2 us or so, in 256 programs. One token after another takes 4,096 turns.
+cache. So 4,096 tokens take 164 MB, or 34 us on an H200. Products take 180 KFLOP for each token and head, or 24 GFLOP:
+50 us at the rate of TF32. But chunks wait for each other: 128 turns of 2 us or so, in 256 programs. One token after
+another takes 4,096 turns.
 """
 
 from __future__ import annotations

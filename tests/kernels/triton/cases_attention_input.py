@@ -4,6 +4,7 @@ from typing import Any
 
 from moeflow.kernels.triton.attention_input import attention_input_kernel
 from moeflow.kernels.triton.kv_cache import write_kv_kernel
+from moeflow.kernels.triton.kv_moves import move_kv_kernel
 from moeflow.kernels.triton.latent_input import latent_input_kernel
 from tests.kernels.triton.ahead_of_time import Case
 
@@ -69,6 +70,20 @@ def write_case(name: str, block_heads: int, block_dim: int, *, is_latent: bool, 
     return Case(name, write_kv_kernel, signature, constants, aligned, {"num_warps": 1, "enable_fp_fusion": False})
 
 
+def move_case(name: str, head_dim: int, *, is_latent: bool, kv: str) -> Case:
+    """Return a case of moves of drafted tokens."""
+    constants = {"block_size": 16, "is_latent": is_latent, "is_int8": kv == "i8", "block_dim": head_dim}
+    signature = {
+        **dict.fromkeys(("from_ptr", "to_ptr"), "*i64"),
+        "num_moves": "i32",
+        "cells_ptr": f"*{kv}",
+        "scales_ptr": "*fp32",
+        **dict.fromkeys(("num_kv_heads", "head_dim"), "i32"),
+    }
+    aligned = ("from_ptr", "to_ptr", "cells_ptr", "scales_ptr", "head_dim")
+    return Case(name, move_kv_kernel, signature, constants, aligned, {"num_warps": 1}, has_wide_loads=False)
+
+
 def latent_case(name: str, *, kv: str) -> Case:
     """Return a case of DeepSeek-V3's latent attention."""
     constants = {
@@ -96,6 +111,8 @@ CASES = [
     case("glm-4, before attention", 4, 128, 1, is_interleaved=True, has_q_norm=False, has_k_norm=False),
     write_case("keys and values", 4, 128, is_latent=False, kv="bf16"),
     write_case("latents, int8", 1, 512, is_latent=True, kv="i8"),
+    move_case("moves of keys and values", 128, is_latent=False, kv="bf16"),
+    move_case("moves of latents, int8", 1024, is_latent=True, kv="i8"),
     latent_case("deepseek-v3, before attention", kv="bf16"),
     latent_case("deepseek-v3, before attention, int8", kv="i8"),
 ]
