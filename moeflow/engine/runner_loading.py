@@ -23,12 +23,11 @@ from moeflow.engine.compute_setup import device_of_arrays, device_of_layers, set
 from moeflow.engine.model_runner import ModelRunner, OtherProcesses
 from moeflow.kernels.arrays import dtype_on
 from moeflow.kernels.on_demand import on_demand
-from moeflow.kernels.triton.planar_rows import MADE_FORMATS, made_format
 from moeflow.models.importance import known_importance
 from moeflow.models.layers.allocation.expert_homes import ExpertHome, InCache, InMemory, SharedByReplicas, home_on_ranks
 from moeflow.models.layers.allocation.packed import PackedAllocator
 from moeflow.models.layers.allocation.planar import PlanarAllocator
-from moeflow.models.layers.allocation.tensors import SlabAllocator, TensorAllocator
+from moeflow.models.layers.allocation.tensors import SlabAllocator
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.weight_allocator import WeightAllocator
@@ -171,11 +170,9 @@ def make_allocator(
     capacity = config.expert_capacity
     if not config.cpu_isa:
         routers = dtype_on(config.router_format, device)
-        if config.weight_format in MADE_FORMATS:
-            made = made_format(config.weight_format)
-            return PlanarAllocator(dtype, device, routers, made, on_route=on_route, expert_capacity=capacity)
         if config.offload is None:
-            return TensorAllocator(dtype, device, routers, on_route=on_route, expert_capacity=capacity)
+            formats = formats_of(config)
+            return PlanarAllocator(dtype, device, routers, formats=formats, on_route=on_route, expert_capacity=capacity)
         return SlabAllocator(dtype, device, routers, memory, on_route=on_route, expert_capacity=capacity)
     cuts = config.parallel is not None and config.parallel.attention_layout == "tensor"
     return PackedAllocator(

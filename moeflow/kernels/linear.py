@@ -17,6 +17,7 @@ from moeflow.kernels.cpu.packed_weight import PackedStack, PackedWeight
 from moeflow.kernels.norm import NormWeights, normalise
 from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.kernels.triton import launching
+from moeflow.kernels.triton.planar_stack import PlanarStack
 from moeflow.kernels.triton.planar_weights import PlanarWeights
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _SMALL_WEIGHT = 2**16  # values
 
 def linear(
     x: Array,
-    weight: Tensor | PackedWeight | PackedStack | PlanarWeights,
+    weight: Tensor | PackedWeight | PackedStack | PlanarWeights | PlanarStack,
     bias: Array | None = None,
     residual: Array | None = None,
 ) -> Array:
@@ -41,8 +42,8 @@ def linear(
     """
     if isinstance(weight, PackedWeight):
         return extension.linear(x, weight, bias, residual)
-    if isinstance(weight, PackedStack):
-        out = torch.cat([extension.linear(x, part) for part in weight.parts], dim=1)
+    if isinstance(weight, PackedStack | PlanarStack):
+        out = torch.cat([linear(x, part) for part in weight.parts], dim=1)
         return _added(_added(out, bias), residual)
     if isinstance(weight, PlanarWeights):
         if len(x) and launching.accepts(x):
@@ -54,7 +55,7 @@ def linear(
 def norm_linear(
     x: Tensor,
     norm: NormWeights,
-    weight: Tensor | PackedWeight | PackedStack | PlanarWeights,
+    weight: Tensor | PackedWeight | PackedStack | PlanarWeights | PlanarStack,
     bias: Tensor | None = None,
 ) -> Tensor:
     """Return `normalise(x, norm) @ weight.T + bias`. Shapes as in `linear`."""

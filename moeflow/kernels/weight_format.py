@@ -67,6 +67,7 @@ class FormatRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One format."""
 
     bits_per_value: float  # its share of scales included
+    planar_bits: float = 0  # the same as a GPU's kernels read it (triton/planar_weights.py); 0: they do not
     keeps: frozenset[str] = frozenset()  # what of a file it holds without loss: dtypes, `BlockKind`s; float32: anything
     option: Literal["--dtype", "--quantize"] | None = None  # that asks for it; None: only weights that are so have it
     wider: WeightFormat | None = None  # as fast as this one where its own speed was not measured
@@ -99,11 +100,16 @@ LAYER_PARTS: Final = frozenset(field.name for field in fields(LayerFormats))
 
 
 def _of_blocks(
-    kind: BlockKind, *, bits_per_value: float, wider: WeightFormat, is_searched: bool = False
+    kind: BlockKind, *, bits_per_value: float, wider: WeightFormat, planar_bits: float = 0, is_searched: bool = False
 ) -> FormatRecord:
     """Return the record of a format for one kind of blocks."""
     return FormatRecord(
-        bits_per_value=bits_per_value, keeps=frozenset({kind}), wider=wider, is_made=False, is_searched=is_searched
+        bits_per_value=bits_per_value,
+        planar_bits=planar_bits,
+        keeps=frozenset({kind}),
+        wider=wider,
+        is_made=False,
+        is_searched=is_searched,
     )
 
 
@@ -113,25 +119,32 @@ FORMATS: Final[Mapping[str, FormatRecord]] = {
         bits_per_value=16, keeps=frozenset({"bfloat16"}), option="--dtype", wider="float32", smaller="int8"
     ),
     "int8": FormatRecord(
-        bits_per_value=8.5, keeps=frozenset({"Q8_0", "Q4_0"}), option="--quantize", wider="bfloat16", smaller="q4_k"
+        bits_per_value=8.5,
+        planar_bits=8.5,
+        keeps=frozenset({"Q8_0", "Q4_0"}),
+        option="--quantize",
+        wider="bfloat16",
+        smaller="q4_k",
     ),
-    "int4": FormatRecord(bits_per_value=4.5, keeps=frozenset({"Q4_0"}), option="--quantize", wider="int8"),
+    "int4": FormatRecord(
+        bits_per_value=4.5, planar_bits=4.5, keeps=frozenset({"Q4_0"}), option="--quantize", wider="int8"
+    ),
     "int4-min": FormatRecord(bits_per_value=5, keeps=frozenset({"Q4_1"}), wider="int4"),
     "q5_0": _of_blocks("Q5_0", bits_per_value=5.5, wider="int4", is_searched=True),
     "q5_1": _of_blocks("Q5_1", bits_per_value=6, wider="int4"),
     "q2_k": _of_blocks("Q2_K", bits_per_value=2.625, wider="int4"),
     "q3_k": _of_blocks("Q3_K", bits_per_value=3.5625, wider="int4"),
-    "q4_k": _of_blocks("Q4_K", bits_per_value=4.625, wider="int4", is_searched=True),
+    "q4_k": _of_blocks("Q4_K", bits_per_value=4.625, planar_bits=4.625, wider="int4", is_searched=True),
     "q5_k": _of_blocks("Q5_K", bits_per_value=5.625, wider="int4", is_searched=True),
-    "q6_k": _of_blocks("Q6_K", bits_per_value=6.5625, wider="int4", is_searched=True),
+    "q6_k": _of_blocks("Q6_K", bits_per_value=6.5625, planar_bits=6.625, wider="int4", is_searched=True),
     "iq4_nl": _of_blocks("IQ4_NL", bits_per_value=4.5, wider="int4", is_searched=True),
     "iq4_xs": _of_blocks("IQ4_XS", bits_per_value=4.3125, wider="int4"),
-    "mxfp4": _of_blocks("MXFP4", bits_per_value=4.25, wider="int4"),
-    "int4-g128": _of_blocks("INT4_G128", bits_per_value=4.25, wider="int4"),
-    "int4-g64": _of_blocks("INT4_G64", bits_per_value=4.375, wider="int4"),
-    "int4-g32": _of_blocks("INT4_G32", bits_per_value=4.75, wider="int4"),
+    "mxfp4": _of_blocks("MXFP4", bits_per_value=4.25, planar_bits=4.25, wider="int4"),
+    "int4-g128": _of_blocks("INT4_G128", bits_per_value=4.25, planar_bits=4.25, wider="int4"),
+    "int4-g64": _of_blocks("INT4_G64", bits_per_value=4.375, planar_bits=4.5, wider="int4"),
+    "int4-g32": _of_blocks("INT4_G32", bits_per_value=4.75, planar_bits=5, wider="int4"),
     "int8-g128": _of_blocks("INT8_G128", bits_per_value=8.25, wider="int8"),
-    "fp8": _of_blocks("F8_E4M3", bits_per_value=8.25, wider="int8"),
+    "fp8": _of_blocks("F8_E4M3", bits_per_value=8.25, planar_bits=8.25, wider="int8"),
     "levels-iq2": _of_blocks("LEVELS_IQ2", bits_per_value=4.5625, wider="int4"),
     "levels-iq3-xxs": _of_blocks("LEVELS_IQ3_XXS", bits_per_value=4.3125, wider="int4"),
     "levels-iq3-s": _of_blocks("LEVELS_IQ3_S", bits_per_value=4.3125, wider="int4"),
@@ -149,6 +162,7 @@ SEARCHED_FORMATS: Final = tuple(name for name in ALL_FORMATS if FORMATS[name].is
 WEIGHT_FORMATS: Final = (*DTYPES, *QUANTIZED)  # that any weights can be brought to
 MIXES: Final[tuple[Mix, ...]] = get_args(Mix)
 BITS_PER_VALUE: Final = {name: record.bits_per_value for name, record in FORMATS.items()}
+PLANAR_BITS: Final = {name: record.planar_bits for name, record in FORMATS.items() if record.planar_bits}
 GGUF_BLOCK_KINDS: Final[tuple[GGUFBlockKind, ...]] = get_args(GGUFBlockKind)
 GROUP_KINDS: Final[tuple[GroupKind, ...]] = get_args(GroupKind)
 LEVEL_KINDS: Final[tuple[LevelKind, ...]] = get_args(LevelKind)

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
-from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.checkpoint import Checkpoint, TensorInfo
 from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.out_of_memory import out_of_memory_as
@@ -216,15 +217,23 @@ def fill(
 def _pieces(checkpoint: Checkpoint, named_weights: Iterable[tuple[str, Destination]]) -> Iterator[_LoadPiece]:
     for name, destination in named_weights:
         info = checkpoint.tensors[name]
-        if not isinstance(destination, PackedRows):
+        if not _takes_rows(destination, info):
             yield _LoadPiece(name, destination, 0, destination.shape[0], info.num_bytes)
             continue
         row_bytes = info.num_bytes // max(info.shape[0], 1)
         step = max(_PIECE_BYTES // max(row_bytes * _PIECE_ROWS, 1), 1) * _PIECE_ROWS
-        last = destination.first + destination.shape[0]
-        for start in range(destination.first, last, step):
+        first = destination.first if isinstance(destination, PackedRows) else 0
+        last = first + destination.shape[0]
+        for start in range(first, last, step):
             stop = min(start + step, last)
             yield _LoadPiece(name, destination, start, stop, (stop - start) * row_bytes)
+
+
+def _takes_rows(destination: Destination, info: TensorInfo) -> bool:
+    """Return whether a tensor is read in pieces, as it lies in the file."""
+    return isinstance(destination, PackedRows) or (
+        isinstance(destination, PlanarRows) and destination.keeps(info.stored_as)
+    )
 
 
 def fill_in_threads(
@@ -267,22 +276,28 @@ def fill_in_threads(
 def _take_over(
     checkpoint: Checkpoint, piece: _LoadPiece, importance: Importance, buffers: Staging | None = None
 ) -> int:
-    destination = piece.destination
-    if isinstance(destination, PackedRows):
-        stored = checkpoint.read_rows(piece.name, piece.start, piece.stop)
-        check_finite(stored.values, piece.name, checkpoint, stored.block_kind)
-        destination.fill(stored.values, stored.numbers, stored.block_kind, importance.get(piece.name))
-        return piece.num_bytes
-    source = _read(checkpoint, piece.name)
-    if isinstance(destination, PackedUpProjection):
-        destination.fill(source)
-    elif isinstance(destination, PlanarRows | Rearranged):
-        with nullcontext() if buffers is None else buffers.on_stream():
-            destination.fill(source, copy_into if buffers is None else buffers.copy)
-    elif buffers is None or is_in_main_memory(destination):
-        copy_into(destination, source)
-    else:
-        buffers.copy(destination, source)
+    name, destination = piece.name, piece.destination
+    with nullcontext() if buffers is None else buffers.on_stream():
+        copy = copy_into if buffers is None else buffers.copy
+        if _takes_rows(destination, checkpoint.tensors[name]):
+            stored = checkpoint.read_rows(name, piece.start, piece.stop)
+            check_finite(stored.values, name, checkpoint, stored.block_kind)
+            if isinstance(destination, PackedRows):
+                destination.fill(stored.values, stored.numbers, stored.block_kind, importance.get(name))
+            elif isinstance(destination, PlanarRows):
+                destination.fill(stored.values, stored.numbers, stored.block_kind, copy)
+            return piece.num_bytes
+        values = _read(checkpoint, name)
+        if isinstance(destination, PlanarRows):
+            destination.fill(values, np.arange(len(values)), copy=copy)
+        elif isinstance(destination, Rearranged):
+            destination.fill(values, copy)
+        elif isinstance(destination, PackedUpProjection):
+            destination.fill(values)
+        elif is_in_main_memory(destination):
+            copy_into(destination, values)
+        else:
+            copy(destination, values)
     return piece.num_bytes
 
 

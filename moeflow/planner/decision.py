@@ -22,6 +22,7 @@ from moeflow.kernels.triton.planar_rows import MADE_FORMATS
 from moeflow.models.expert_predictor.saved import predictor_bytes
 from moeflow.models.packing import slab_spec
 from moeflow.planner.choices.batching_choice import MIN_TOGETHER, Batching
+from moeflow.planner.choices.device_weights import for_device, own_on_device, quantized_on_device
 from moeflow.planner.choices.encoder_choice import check_expert_capacity, with_whole_inputs
 from moeflow.planner.choices.expert_plan import ExpertPlan, spec_of_shape
 from moeflow.planner.choices.gpu_limits import check_on_cpu, check_on_gpu
@@ -51,11 +52,9 @@ from moeflow.planner.choices.weight_choice import (
     WeightChoice,
     activations_reason,
     explicit_choice,
-    for_device,
     for_torch,
     of_shape,
     own_precision,
-    quantized_on_device,
     shares_layers,
 )
 from moeflow.planner.configuration import Choices, engine_config
@@ -419,12 +418,8 @@ class Decision:
         return remote_choice.with_lenders(self.settings, config, borrowed, self.host.machine, self.reasons)
 
     def _weights(self, device: str, *, can_pack: bool) -> WeightChoice:
-        if (
-            self.settings.quantize in MADE_FORMATS
-            and device != "cpu"
-            and not self.offloads_to_torch
-            and self.checkpoint is not None
-        ):
+        on_gpu = device != "cpu" and not self.offloads_to_torch
+        if self.settings.quantize in MADE_FORMATS and on_gpu and self.checkpoint is not None:
             found = quantized_on_device(self.settings, has_bfloat16=self.resources.has_bfloat16)
             return found.with_routers(self.checkpoint)
         can_differ = not shares_layers(self.settings) and self.shape.recurrent is None
@@ -445,13 +440,11 @@ class Decision:
                 )
                 if choice.has_integers:
                     self.reasons.append(("activations", activations_reason(is_exact=choice.is_exact)))
+            elif device == "cpu" and not self.offloads_to_torch:
+                choice = for_torch(self.checkpoint, self._fits_well)
             else:
-                is_cpu = device == "cpu" and not self.offloads_to_torch
-                choice = (
-                    for_torch(self.checkpoint, self._fits_well)
-                    if is_cpu
-                    else for_device(self.checkpoint, has_bfloat16=self.resources.has_bfloat16)
-                )
+                of_device = own_on_device if on_gpu else for_device
+                choice = of_device(self.checkpoint, has_bfloat16=self.resources.has_bfloat16)
             self.reasons.append(("weights", f"{choice.matrices}: {choice.reason}"))
         return choice.with_routers(self.checkpoint)
 

@@ -12,22 +12,18 @@ from typing import Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.engine_config import BLOCK_SIZE, MemoryPlan
+from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import DEVICE, RAM, Machine
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import CudaDeviceConfig, OffloadConfig, parse_cuda_device
 from moeflow.core.plan import RESIDENT, Plan, Policy
 from moeflow.core.units import format_bytes
 from moeflow.planner.choices.batching_choice import Batching
+from moeflow.planner.choices.device_weights import for_device, in_half, own_on_device, quantized_on_device
 from moeflow.planner.choices.gpu_limits import check_on_gpu
 from moeflow.planner.choices.kv_cache_choice import KVCacheChoice
 from moeflow.planner.choices.processor_choice import choose_num_threads
-from moeflow.planner.choices.weight_choice import (
-    WeightChoice,
-    explicit_choice,
-    for_device,
-    in_half,
-    quantized_on_device,
-)
+from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice
 from moeflow.planner.configuration import Choices, engine_config
 from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES, CostModel
 from moeflow.planner.costs.gpu_work_space import graph_bytes
@@ -75,10 +71,13 @@ def plan_described(
     with opened_model(str(settings.model), needs_weights=False) as (checkpoint, shape):
         usage.check(shape, str(settings.model))
         check_on_gpu(dataclasses.replace(settings, memory_bytes=None), shape)  # a limit is for main memory
-        described = _Described(
-            settings, usage, checkpoint, shape, machine_of, has_bfloat16=has_bfloat16, routing=routing
-        )
-        return described.plan()
+        what = (settings, usage, checkpoint, shape, machine_of)
+        try:
+            return _Described(*what, has_bfloat16=has_bfloat16, routing=routing).plan()
+        except CapacityError:
+            if settings.quantize is not None or settings.dtype != "auto":
+                raise
+            return _Described(*what, has_bfloat16=has_bfloat16, routing=routing, is_streamed=True).plan()
 
 
 class _Described:
@@ -94,12 +93,13 @@ class _Described:
         *,
         has_bfloat16: bool,
         routing: RoutingProfile | None,
+        is_streamed: bool = False,
     ) -> None:
-        """`checkpoint` None: there is the model's shape alone."""
+        """`checkpoint` None: there is the model's shape alone. `is_streamed`: weights are floats, which can stream."""
         self.settings, self.usage, self.checkpoint, self.shape = settings, usage, checkpoint, shape
         self.has_bfloat16 = has_bfloat16
         self.routing = routing or known_routing(checkpoint, settings.cache_dir)
-        self.weights = self._weights()
+        self.weights = self._weights(own_on_device if not is_streamed else for_device)
         dtype = self.weights.embeddings
         kv_dtype = dtype if settings.kv_dtype == "auto" else settings.kv_dtype
         activation_bytes = 4 if dtype == "float32" else 2
@@ -107,7 +107,7 @@ class _Described:
         self.machine = machine_of(Wanted(costs=self.costs, packed_file=None))
         limit = settings.memory_bytes
         objective = usage.objective({} if limit is None else {RAM: limit}, has_device=True)
-        self.objective = dataclasses.replace(objective, can_stream=settings.quantize is None)
+        self.objective = dataclasses.replace(objective, can_stream=not self.weights.is_planar)
 
     def plan(self) -> Planned:
         """Return the best plan. Raises: CapacityError if nothing fits."""
@@ -130,8 +130,8 @@ class _Described:
         )
         return Planned(plan, model, self.objective)
 
-    def _weights(self) -> WeightChoice:
-        """Return the formats of the weights on a device, which computes in floats."""
+    def _weights(self, of_file: Callable[..., WeightChoice]) -> WeightChoice:
+        """Return the formats of the weights on a device; `of_file` chooses where the user does not."""
         if self.settings.quantize is not None:
             made = quantized_on_device(self.settings, has_bfloat16=self.has_bfloat16)
             return made if self.checkpoint is None else made.with_routers(self.checkpoint)
@@ -139,7 +139,7 @@ class _Described:
         if self.checkpoint is None:
             chosen = chosen or in_half(has_bfloat16=self.has_bfloat16)
             return dataclasses.replace(chosen, routers="bfloat16" if chosen.matrices == "bfloat16" else "float32")
-        chosen = chosen or for_device(self.checkpoint, has_bfloat16=self.has_bfloat16)
+        chosen = chosen or of_file(self.checkpoint, has_bfloat16=self.has_bfloat16)
         return chosen.with_routers(self.checkpoint)
 
     @property

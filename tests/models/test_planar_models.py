@@ -2,6 +2,7 @@
 
 from contextlib import closing
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from moeflow.kernels.triton.planar_weights import pack
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.allocation.planar import PlanarAllocator
 from moeflow.models.layers.allocation.tensors import TensorAllocator
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.loading import load_model
 from moeflow.models.pass_input import PassInput
@@ -44,7 +46,8 @@ def logits_of(model: CausalLM) -> torch.Tensor:
 def test_logits_are_of_the_rounded_weights(family, weight_format, tmp_path):
     write_small(family, tmp_path)
     with closing(open_checkpoint(tmp_path)) as checkpoint:
-        planar = load_model(checkpoint, PlanarAllocator(torch.float32, CPU, None, weight_format), num_threads=2)
+        formats = WeightFormats(weight_format, "float32", head="int8")
+        planar = load_model(checkpoint, PlanarAllocator(torch.float32, CPU, formats=formats), num_threads=2)
         plain = load_model(checkpoint, TensorAllocator(torch.float32, CPU), num_threads=2)
     assert isinstance(planar, CausalLM)
     assert isinstance(plain, CausalLM)
@@ -63,10 +66,10 @@ def test_matrices_are_rounded_in_small_pieces(monkeypatch):
         sizes.append(weights.numel())
         return pack(weights, weight_format)
 
-    monkeypatch.setattr(planar_rows, "pack", noted)
     matrix = torch.randn(1030, 4096)
     weights = empty_planar("int8", (2, 1040, 4096), CPU)
-    PlanarRows(weights, 1, 10, 1030).fill(matrix)
+    monkeypatch.setattr(planar_rows, "pack", noted)
+    PlanarRows(weights, 1, 10, 1030).fill(matrix, np.arange(1030))
 
     assert max(sizes) * 4 <= 4 << 20  # bytes of a float32 copy: each thread of a loader has some at a time
     assert sum(sizes) == matrix.numel()

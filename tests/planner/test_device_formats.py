@@ -56,11 +56,21 @@ def test_a_file_s_own_type_is_kept_where_the_gpu_is_fast_in_it(stored):
         assert (streamed.dtype, streamed.kv_dtype) == (expected, "bfloat16" if expected == "float16" else expected)
 
 
-def test_a_quantized_file_is_held_in_half(tmp_path):
+def test_a_quantized_file_keeps_its_blocks_and_computes_in_half(tmp_path):
     file = tmp_path / "tiny.gguf"
     write_gguf(file, "mixtral", random_weights("mixtral"), GGMLQuantizationType.Q8_0)
     for machine, expected in ((NEW, "bfloat16"), (OLD, "float16")):
-        assert config(str(file), machine).dtype == expected
+        found = config(str(file), machine)
+        assert (found.dtype, found.kv_dtype, found.weight_format, found.head_format) == (
+            expected,
+            expected,
+            "int8",
+            "int8",
+        )
+        streamed = config(str(file), machine, device="cuda:2GiB")
+        assert (streamed.dtype, streamed.weight_format) == (expected, expected)
+        asked = config(str(file), machine, dtype="float16")
+        assert (asked.dtype, asked.weight_format) == ("float16", "float16")
 
 
 def test_float16_is_for_gpus(stored):

@@ -36,32 +36,31 @@ def _compare(family: str, folder: Path) -> dict[str, Any]:
     write_small(family, folder, initializer_range=0.1)  # so large that tokens depend on stored states
     found: dict[str, Any] = {}
     for batch in BATCHES:
-        lengths = [(5, 1, 33, 14)[number % 4] for number in range(batch)]
-        expected, _ = _run(small_config(folder, "cpu", "float32"), lengths)
+        prompts = prompts_of([(5, 1, 33, 14)[number % 4] for number in range(batch)])
+        expected, _ = run(small_config(folder, "cpu", "float32"), prompts)
         config = small_config(folder, device.NAME, "float32")
         with device.soft_gpu(), kernels.soft_kernels():
-            got, counts = _run(config, lengths)
+            got, counts = run(config, prompts)
         found[str(batch)] = {"is_equal": got == expected, **counts}
     return found
 
 
-def _run(config: EngineConfig, lengths: list[int]) -> tuple[Answers, dict[str, Any]]:
+def run(config: EngineConfig, prompts: list[list[int]], num_turns: int = NUM_TURNS) -> tuple[Answers, dict[str, Any]]:
     """Return the tokens of greedy answers, the counts of loading, and those of the last pass that continues all."""
     device.COUNTS.clear()
     engine = Engine.load(config)
     loading = device.COUNTS.report()
-    answers: Answers = {str(number): [] for number in range(len(lengths))}
+    answers: Answers = {str(number): [] for number in range(len(prompts))}
     counts: dict[str, Any] = {}
     num_cached: dict[str, int] = {}
     num_chunked = 0
-    prompts = prompts_of(lengths)
-    for _ in range(NUM_TURNS):
+    for _ in range(num_turns):
         device.COUNTS.clear()
         for outputs in greedy_passes(engine, prompts, NUM_TOKENS):
             for output in outputs:
                 answers[output.request_id] += output.token_ids
                 num_cached[output.request_id] = output.num_cached_tokens
-            if len(outputs) == len(lengths):
+            if len(outputs) == len(prompts):
                 counts = device.COUNTS.report()
             num_chunked += device.COUNTS.launches["carry_kernel"]
             device.COUNTS.clear()

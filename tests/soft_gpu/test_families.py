@@ -73,7 +73,7 @@ def _of_layers(launches: dict[str, int]) -> int:
 
 
 def printed_by(module: str, families: tuple[str, ...]) -> dict[str, Any]:
-    """Return what a module of this folder prints for families."""
+    """Return what a module of this folder prints for its arguments."""
     command = [sys.executable, "-m", f"tests.soft_gpu.{module}", *families]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

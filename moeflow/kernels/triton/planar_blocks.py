@@ -2,53 +2,79 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from moeflow.kernels.on_demand import torch
-from moeflow.kernels.triton.planar_weights import SUPERBLOCK, PlanarWeights, words_of
+from moeflow.kernels.triton.planar_weights import GROUP, SUPERBLOCK, PlanarFormat, PlanarWeights, words_of
 from moeflow.kernels.weight_format import BlockKind
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_GROUP_COLUMNS = {"INT4_G128": 128, "INT4_G64": 64, "INT4_G32": 32}
-_HEAD_BYTES = 4  # of blocks of groups, before a byte for each value
+
+class _Blocks(NamedTuple):
+    """The sizes of a kind of blocks, and the format that they become."""
+
+    format: PlanarFormat
+    num_columns: int
+    num_bytes: int
+    num_head: int  # bytes before those of values, except in Q6_K
+    group: int = GROUP
 
 
-def from_blocks(blocks: Tensor, kind: BlockKind) -> PlanarWeights | None:
-    """Return the weights of rows of blocks, None for a kind that the kernels do not read.
-
-    Shapes: blocks [slots, N, bytes of a row] uint8.
-    """
-    match kind:
-        case "Q8_0":
-            scales, values = _parts(blocks, 34, 2)
-            return PlanarWeights("int8", values.flatten(2).view(torch.int8), _halves(scales))
-        case "Q4_0":
-            scales, codes = _parts(blocks, 18, 2)
-            return PlanarWeights("int4", _words_of_halves(codes), _halves(scales))
-        case "MXFP4":
-            scales, codes = _parts(blocks, 17, 1)
-            return PlanarWeights("mxfp4", _words_of_halves(codes), scales.flatten(2).contiguous())
-        case "F8_E4M3":
-            scales, values = _parts(blocks, _HEAD_BYTES + 128, _HEAD_BYTES)
-            return PlanarWeights("fp8", values.flatten(2), scales.contiguous().view(torch.float32).flatten(2), 128)
-        case "INT4_G128" | "INT4_G64" | "INT4_G32":
-            group = _GROUP_COLUMNS[kind]
-            heads, codes = _parts(blocks, _HEAD_BYTES + group, _HEAD_BYTES)
-            words = words_of(codes.flatten(2).int(), 4)
-            return PlanarWeights("int4-zero", words, heads.contiguous().view(torch.int32).flatten(2), group)
-        case "Q4_K":
-            return _q4_k(blocks)
-        case "Q6_K":
-            return _q6_k(blocks)
-        case _:
-            return None
+_KINDS: Final[Mapping[str, _Blocks]] = {
+    "Q8_0": _Blocks("int8", 32, 34, 2),
+    "Q4_0": _Blocks("int4", 32, 18, 2),
+    "MXFP4": _Blocks("mxfp4", 32, 17, 1),
+    "F8_E4M3": _Blocks("fp8", 128, 132, 4, group=128),
+    "INT4_G128": _Blocks("int4-zero", 128, 132, 4, group=128),
+    "INT4_G64": _Blocks("int4-zero", 64, 68, 4, group=64),
+    "INT4_G32": _Blocks("int4-zero", 32, 36, 4),
+    "Q4_K": _Blocks("q4_k", SUPERBLOCK, 144, 4),
+    "Q6_K": _Blocks("q6_k", SUPERBLOCK, 210, 128, group=16),
+}
 
 
-def _q4_k(blocks: Tensor) -> PlanarWeights:
+def keeps(weights: PlanarWeights, kind: str) -> bool:
+    """Return whether weights take blocks of a kind, and no value changes. "int8" takes those of "int4", too."""
+    found = _KINDS.get(kind)
+    if found is None or found.group != weights.group:
+        return False
+    return found.format == weights.format or (found.format, weights.format) == ("int4", "int8")
+
+
+def row_bytes(kind: BlockKind, num_columns: int) -> int:
+    """Return the bytes of a row of blocks."""
+    blocks = _KINDS[kind]
+    assert num_columns % blocks.num_columns == 0, "refused before"
+    return num_columns // blocks.num_columns * blocks.num_bytes
+
+
+def from_blocks(blocks: Tensor, kind: BlockKind) -> PlanarWeights:
+    """Return the weights of rows of blocks, which the kernels read. Shapes: blocks [slots, N, bytes of a row] uint8."""
+    weight_format, _, num_bytes, num_head, group = _KINDS[kind]
+    head, rest = _parts(blocks, num_bytes, num_head)
+    match weight_format:
+        case "q4_k":
+            return _q4_k(head, rest)
+        case "q6_k":
+            return _q6_k(head, rest)
+        case "int8":
+            values, scales = rest.flatten(2).view(torch.int8), head.contiguous().view(torch.float16)
+        case "int4":
+            values, scales = _words_of_halves(rest), head.contiguous().view(torch.float16)
+        case "mxfp4":
+            values, scales = _words_of_halves(rest), head.contiguous()
+        case "fp8":
+            values, scales = rest.flatten(2), head.contiguous().view(torch.float32)
+        case "int4-zero":
+            values, scales = words_of(rest.flatten(2).int(), 4), head.contiguous().view(torch.int32)
+    return PlanarWeights(weight_format, values, scales.flatten(2), group)
+
+
+def _q4_k(head: Tensor, rest: Tensor) -> PlanarWeights:
     """Scales and minima of six bits become bytes, next to each other. 32 bytes have two stretches of 32 codes."""
-    head, rest = _parts(blocks, 144, 4)
     low, middle, high = (rest[..., first : first + 4] for first in (0, 4, 8))
     scales = torch.cat([low & 63, high & 15 | low >> 6 << 4], dim=-1)
     minima = torch.cat([middle & 63, high >> 4 | middle >> 6 << 4], dim=-1)
@@ -58,14 +84,13 @@ def _q4_k(blocks: Tensor) -> PlanarWeights:
     return PlanarWeights("q4_k", words_of(codes.int(), 4), _heads(head, small))
 
 
-def _q6_k(blocks: Tensor) -> PlanarWeights:
+def _q6_k(low: Tensor, rest: Tensor) -> PlanarWeights:
     """A half of a block has four stretches of 32: low bits in 64 bytes, two high bits of each in 32 bytes."""
-    low, rest = _parts(blocks, 210, 128)
     high, small, head = rest[..., :64], rest[..., 64:80], rest[..., 80:]
     lows = low.view(*low.shape[:-1], 2, 2, 32)  # half, stretch of a pair, column
     low_codes = torch.stack([lows & 15, lows >> 4], dim=-3)
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)
-    high_codes = high.view(*high.shape[:-1], 2, 1, 32) >> shifts[:, None] & 3
+    pairs = high.view(*high.shape[:-1], 2, 32)
+    high_codes = torch.stack([pairs >> shift & 3 for shift in range(0, 8, 2)], dim=-2)
     words = [words_of(codes.flatten(2).int(), bits) for codes, bits in ((low_codes, 4), (high_codes, 2))]
     return PlanarWeights("q6_k", torch.cat(words, dim=-1), _heads(torch.cat([head, head * 0], dim=-1), small), 16)
 
@@ -80,10 +105,6 @@ def _parts(blocks: Tensor, num_bytes: int, num_head: int) -> tuple[Tensor, Tenso
     """Return the heads of blocks and their rest: [slots, N, blocks, bytes]."""
     rows = blocks.view(*blocks.shape[:-1], -1, num_bytes)
     return rows[..., :num_head], rows[..., num_head:]
-
-
-def _halves(scales: Tensor) -> Tensor:
-    return scales.contiguous().view(torch.float16).flatten(2)
 
 
 def _words_of_halves(codes: Tensor) -> Tensor:

@@ -6,10 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, get_args
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from moeflow.kernels.arrays import copy_into
 from moeflow.kernels.on_demand import torch
-from moeflow.kernels.triton.planar_weights import GROUP, MadeFormat, PlanarWeights, pack
+from moeflow.kernels.triton.planar_blocks import from_blocks, keeps, row_bytes
+from moeflow.kernels.triton.planar_weights import GROUP, MadeFormat, PlanarWeights, pack, widened
+from moeflow.kernels.weight_format import FORMATS, BlockKind, WeightFormat, block_kind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,21 +37,42 @@ class PlanarRows(msgspec.Struct, frozen=True):
         """Rows and columns."""
         return self.num_rows, self.weights.shape[2]
 
-    def fill(self, source: Tensor, copy: Callable[[Tensor, Tensor], None] = copy_into) -> None:
-        """Round floats to the format and store them. Shapes: source as `shape`, in main memory.
+    def keeps(self, kind: str) -> bool:
+        """Return whether blocks of a kind can fill these rows; other values come as floats."""
+        return keeps(self.weights, kind)
 
-        `copy(target, source)` brings them to the matrix's device.
+    def fill(
+        self,
+        source: Tensor,
+        rows: NDArray[np.int64],
+        kind: BlockKind | None = None,
+        copy: Callable[[Tensor, Tensor], None] = copy_into,
+    ) -> None:
+        """Store `source`, which is in main memory, as the rows that `rows` numbers. Floats are rounded to the format.
+
+        Shapes: source [n, K] floats, or with `kind` [n, bytes of a row] uint8; rows [n]. `copy(target, source)` brings
+        them to the matrix's device.
         """
-        values, scales = self.weights.values, self.weights.scales
-        step = max(_FILLED_VALUES // source.shape[1], 1)
-        for start in range(0, self.num_rows, step):
-            rows = source[start : start + step]
-            part = values.new_empty(rows.shape, dtype=rows.dtype)
-            copy(part, rows)
-            packed = pack(part[None], made_format(self.weights.format))
-            place = slice(self.first + start, self.first + start + len(part))
-            values[self.slot, place] = packed.values[0]
-            scales[self.slot, place] = packed.scales[0]
+        if not (np.diff(rows) == 1).all():
+            order = rows.argsort()
+            source, rows = source[torch.from_numpy(order)], rows[order]
+        weights = self.weights
+        step = len(source) if kind is not None else max(_FILLED_VALUES // source.shape[1], 1)
+        for start in range(0, len(source), step):
+            given = source[start : start + step].unsqueeze(0)
+            part = weights.values.new_empty(given.shape, dtype=given.dtype)
+            copy(part, given)
+            found = pack(part, made_format(weights.format)) if kind is None else from_blocks(part, kind)
+            self._store(found if found.format == weights.format else widened(found), rows[start : start + step])
+
+    def _store(self, found: PlanarWeights, rows: NDArray[np.int64]) -> None:
+        """Copy rows to their places, neighbours at once."""
+        begin = 0
+        for neighbours in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
+            end, first = begin + len(neighbours), self.first + int(neighbours[0])
+            for plane, new in ((self.weights.values, found.values[0]), (self.weights.scales, found.scales[0])):
+                plane[self.slot, first : first + len(neighbours)] = new[begin:end]
+            begin = end
 
 
 def made_format(name: str) -> MadeFormat:
@@ -55,18 +80,24 @@ def made_format(name: str) -> MadeFormat:
     return MADE_FORMATS[MADE_FORMATS.index(name)]
 
 
-def empty_planar(weight_format: MadeFormat, shape: tuple[int, int, int], device: Device) -> PlanarWeights:
-    """Return matrices [slots, N, K] to be filled; K divides by `GROUP`."""
+def empty_planar(weight_format: WeightFormat, shape: tuple[int, int, int], device: Device) -> PlanarWeights:
+    """Return matrices [slots, N, K] to be filled, of a format with `planar_bits`; K divides by its blocks."""
     num_matrices, num_rows, num_columns = shape
-    assert num_columns % GROUP == 0, "refused before"
-    is_int8 = weight_format == "int8"
-    values = torch.empty(
-        (num_matrices, num_rows, num_columns if is_int8 else num_columns // 8),
-        dtype=torch.int8 if is_int8 else torch.int32,
-        device=device,
+    row = _row_of(weight_format, num_columns)
+    values, scales = (
+        torch.empty((num_matrices, num_rows, plane.shape[2]), dtype=plane.dtype, device=device)
+        for plane in (row.values, row.scales)
     )
-    scales = torch.empty((num_matrices, num_rows, num_columns // GROUP), dtype=torch.float16, device=device)
-    return PlanarWeights(weight_format, values, scales)
+    return PlanarWeights(row.format, values, scales, row.group)
+
+
+def _row_of(weight_format: WeightFormat, num_columns: int) -> PlanarWeights:
+    """Return one row of zeros, as an example of the format."""
+    if FORMATS[weight_format].is_made:
+        assert num_columns % GROUP == 0, "refused before"
+        return pack(torch.zeros(1, 1, num_columns), made_format(weight_format))
+    kind = block_kind(weight_format)
+    return from_blocks(torch.zeros(1, 1, row_bytes(kind, num_columns), dtype=torch.uint8), kind)
 
 
 def split_rows(weights: PlanarWeights, slot: int, sizes: Sequence[int]) -> list[PlanarRows]:

@@ -116,6 +116,12 @@ def pack(weights: Tensor, weight_format: MadeFormat) -> PlanarWeights:
     return PlanarWeights(weight_format, values, scales.squeeze(-1).half())
 
 
+def widened(weights: PlanarWeights) -> PlanarWeights:
+    """Return weights of "int4" in "int8", with the same values."""
+    assert weights.format == "int4"
+    return PlanarWeights("int8", _codes(weights.values, 4).sub_(8).to(torch.int8), weights.scales)
+
+
 def _int8(groups: Tensor) -> tuple[Tensor, Tensor]:
     """Round to the nearest step, halves away from zero, as GGUF's Q8_0 does."""
     scales = groups.abs().amax(dim=-1, keepdim=True) / 127
@@ -147,6 +153,6 @@ def words_of(codes: Tensor, bits: int) -> Tensor:
 
 
 def _codes(words: Tensor, bits: int) -> Tensor:
-    """Return the codes in words. Shapes: [N, n] int32 -> [N, n * 32 / bits]."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
-    return (words.unsqueeze(-1) >> shifts & (1 << bits) - 1).flatten(1)
+    """Return the codes in words. Shapes: [.., n] int32 -> [.., n * 32 / bits]."""
+    codes = [words >> shift & (1 << bits) - 1 for shift in range(0, 32, bits)]
+    return torch.stack(codes, dim=-1).flatten(-2)

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from moeflow.kernels.arrays import Array, split
+from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection
 from moeflow.kernels.cpu.packed_experts import SWIGLU, ExpertKind, PackedExperts
 from moeflow.kernels.cpu.packed_weight import PackedRows
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.experts import fused_experts
 from moeflow.kernels.on_demand import torch
-from moeflow.kernels.triton.planar_rows import PlanarRows, split_rows
+from moeflow.kernels.triton.planar_rows import PlanarRows
+from moeflow.kernels.triton.planar_stack import matrix_rows
 from moeflow.kernels.triton.planar_weights import PlanarWeights
 from moeflow.models.layers.rearranged import Rearranged
 
@@ -81,12 +82,8 @@ class ExpertTensors(ExpertWeights):
         """Return views of the tensors."""
         gate_up, down = self.gate_up, self.down
         sizes = [down.shape[2]] * self.kind.num_ups
-        if isinstance(gate_up, PlanarWeights) and isinstance(down, PlanarWeights):
-            experts = range(len(down))
-            return [(*split_rows(gate_up, it, sizes), *split_rows(down, it, [down.shape[1]])) for it in experts]
-        assert not isinstance(gate_up, PlanarWeights), "both are of one kind"
-        assert not isinstance(down, PlanarWeights), "both are of one kind"
-        return list(zip(*split(gate_up, sizes, dim=1), down, strict=True))
+        experts = range(len(down))
+        return [(*matrix_rows(gate_up, it, sizes), *matrix_rows(down, it, [down.shape[1]])) for it in experts]
 
 
 class ExpertSlabs(ExpertWeights):

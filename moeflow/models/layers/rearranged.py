@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from moeflow.kernels.arrays import copy_into
 from moeflow.kernels.on_demand import torch
@@ -36,7 +37,7 @@ class Rearranged(msgspec.Struct, frozen=True):
         for place, parts in self.places:
             taken = torch.cat([source.narrow(self.dim, part.start, len(part)) for part in parts], dim=self.dim)
             if isinstance(place, PlanarRows):
-                place.fill(taken, copy)
+                place.fill(taken, np.arange(len(taken)), copy=copy)
             else:
                 copy(place, taken)
 

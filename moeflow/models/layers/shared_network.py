@@ -44,7 +44,9 @@ class SharedNetwork:
         size = (config.hidden_size, config.feed_forward.shared_intermediate_size)
         packed = allocator.shared_network(ExpertShape(1, *size, kind))
         self.network: MLP | FusedMLP = (
-            MLP(allocator, *size, kind, names.network) if packed is None else FusedMLP(packed, names.network)
+            MLP(allocator.for_shared(), *size, kind, names.network)
+            if packed is None
+            else FusedMLP(packed, names.network)
         )
         self.gate: Weight | None = allocator.router(1, config.hidden_size) if names.gate else None
         self._names = names

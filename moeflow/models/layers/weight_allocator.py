@@ -16,6 +16,7 @@ from moeflow.kernels.cpu.packed_experts import SWIGLU, ExpertKind
 from moeflow.kernels.cpu.packed_weight import PackedStack, PackedWeight
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.triton.planar_rows import split_rows
+from moeflow.kernels.triton.planar_stack import PlanarStack
 from moeflow.kernels.triton.planar_weights import PlanarWeights
 from moeflow.models.layers.allocation.weight_formats import MatrixRole
 from moeflow.models.layers.expert_weights import Destination, ExpertTensors, ExpertWeights
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from moeflow.kernels.arrays import Device, DType
 
 Weight: TypeAlias = "Tensor | PackedWeight"
-StackedWeight: TypeAlias = "Weight | PackedStack | PlanarWeights"
+StackedWeight: TypeAlias = "Weight | PackedStack | PlanarWeights | PlanarStack"
 HeadWeight: TypeAlias = "Weight | PlanarWeights"
 # topk_ids [T, K] of a layer, and the input of its router, [T, H]; None where that was not kept
 OnRoute = Callable[[Array, Array | None], None]
@@ -152,6 +153,10 @@ class WeightAllocator:
         """Return a dense network as one expert, where `has_networks`."""
         raise NotImplementedError
 
+    def for_shared(self) -> WeightAllocator:
+        """Return an allocator for the matrices of a layer's shared expert, where `shared_network` makes none."""
+        return self
+
     def shared_network(self, shape: ExpertShape) -> ExpertWeights | None:
         """Return a layer's shared expert, which never moves; None: it is made of matrices."""
         return None
@@ -165,6 +170,8 @@ def shapes_only() -> WeightAllocator:
 def rows_of(weight: StackedWeight, parts: Collection[range]) -> Sequence[Destination]:
     """Return parts one below the other, each of some rows of a checkpoint's tensor: of all, unless others have some."""
     sizes = [len(rows) for rows in parts]
+    if isinstance(weight, PlanarStack):
+        return weight.split(sizes)
     if isinstance(weight, PlanarWeights):
         return split_rows(weight, 0, sizes)
     if not isinstance(weight, PackedWeight | PackedStack):

@@ -45,6 +45,7 @@ class WeightChoice:
     layer_table: WeightFormat | None = None  # of embeddings for each layer; None: as of tokens
     layers: tuple[LayerFormats, ...] = ()  # of each layer's matrices, most being in `matrices`; empty: all are
     mix: Mix | None = None  # that these are; None: as the file has them, or one for all
+    is_planar: bool = False  # matrices in other formats than floats are as kernels of a GPU read them
 
     @property
     def name(self) -> str:
@@ -84,13 +85,15 @@ class WeightChoice:
             is_table_on_disk=is_table_on_disk,
             layers=self.layers,
             is_wide=self.is_exact,
+            is_planar=self.is_planar,
         )
 
     def with_routers(self, checkpoint: Checkpoint) -> WeightChoice:
         """Return the same with a checkpoint's format of routers: bfloat16 if they and all else are, else float32."""
         names = names_apart(checkpoint).routers
         has_narrow = all(checkpoint.tensors[name].stored_as == "bfloat16" for name in names)
-        is_narrow = self.matrices == "bfloat16" and not self.layers
+        is_narrow = self.embeddings == "bfloat16" and self.is_own and self.is_planar
+        is_narrow |= self.matrices == "bfloat16" and not self.layers
         routers: WeightFormat = "bfloat16" if has_narrow and is_narrow else "float32"
         return replace(self, routers=routers)
 
@@ -105,11 +108,11 @@ def explicit_choice(
     if dtype not in ("auto", *DEVICE_DTYPES):
         raise ConfigError(f"dtype {dtype!r} is unknown; use one of auto, {', '.join(DEVICE_DTYPES)}")
     if quantize is None:
-        return None if dtype == "auto" else WeightChoice(_format(dtype), _format(dtype))
+        return None if dtype == "auto" else WeightChoice(known_format(dtype), known_format(dtype))
     mix = next((known for known in MIXES if known == quantize), None)
     if mix is None and quantize not in QUANTIZED:
         raise ConfigError(f"quantize {quantize!r} is unknown; use one of {', '.join((*QUANTIZED, *MIXES))}")
-    _check_alone(quantize, dtype)
+    check_alone(quantize, dtype)
     if not can_pack:
         raise ConfigError(
             "quantized weights need the CPU kernels, which are not used here: "
@@ -119,10 +122,11 @@ def explicit_choice(
         mixed = mixed_formats(mix, shape, can_differ=can_differ)
         return WeightChoice(mixed.matrices, mixed.embeddings, layers=mixed.layers, mix=mix)
     # Four bits are too few for embeddings: every token passes through them twice.
-    return WeightChoice(_format(quantize), "int8")
+    return WeightChoice(known_format(quantize), "int8")
 
 
-def _check_alone(quantize: str, dtype: str) -> None:
+def check_alone(quantize: str, dtype: str) -> None:
+    """Raise ConfigError if weights are to be both quantized and of a dtype."""
     if dtype != "auto":
         raise ConfigError(
             f"weights cannot be both quantized to {quantize} and kept in {dtype}: remove --quantize or --dtype"
@@ -164,7 +168,7 @@ def own_precision(
     """
     apart = names_apart(checkpoint)
     embeddings = {info.stored_as for name, info in checkpoint.tensors.items() if name in apart.embeddings}
-    matrices = {info.stored_as for info in _matrices(checkpoint, apart)}
+    matrices = {info.stored_as for info in matrices_of(checkpoint, apart)}
     choice = WeightChoice(_keeper(matrices), _keeper(embeddings), _own_reason(matrices), is_own=True)
     if can_differ:
         choice = _with_several(choice, checkpoint, apart)
@@ -193,7 +197,7 @@ def _with_several(choice: WeightChoice, checkpoint: Checkpoint, apart: NamesApar
         return choice
     if choice.embeddings == "float32":
         tokens, head, layer_table = (
-            _keeper_of(checkpoint, [name]) if name in checkpoint.tensors else None for name in CausalLM.embedding_names
+            keeper_of(checkpoint, [name]) if name in checkpoint.tensors else None for name in CausalLM.embedding_names
         )
         assert tokens is not None, "there are token embeddings"
         head, layer_table = (None if it == tokens else it for it in (head, layer_table))
@@ -201,7 +205,7 @@ def _with_several(choice: WeightChoice, checkpoint: Checkpoint, apart: NamesApar
     if choice.matrices != "float32":
         return choice
     layers = tuple(
-        LayerFormats(**{part: _keeper_of(checkpoint, names) for part, names in layer.items()}) for layer in apart.layers
+        LayerFormats(**{part: keeper_of(checkpoint, names) for part, names in layer.items()}) for layer in apart.layers
     )
     values: Counter[WeightFormat] = Counter()
     for layer, formats_of_layer in zip(apart.layers, layers, strict=True):
@@ -221,7 +225,7 @@ def _with_several(choice: WeightChoice, checkpoint: Checkpoint, apart: NamesApar
 def _widened_reason(checkpoint: Checkpoint, apart: NamesApart) -> str | None:
     """Return what keeps some matrices in float32 where each has its own format; None: nothing does."""
     for names in (names for layer in apart.layers for names in layer.values()):
-        stored_as = _kinds_of(checkpoint, names)
+        stored_as = kinds_of(checkpoint, names)
         if not stored_as <= {*DTYPES, "float16"} and _keeper(stored_as) == "float32":
             held = " and ".join(sorted(stored_as))
             together = " together, as gate and up projections of one layer are kept" * (len(stored_as) > 1)
@@ -229,41 +233,15 @@ def _widened_reason(checkpoint: Checkpoint, apart: NamesApart) -> str | None:
     return None
 
 
-def _keeper_of(checkpoint: Checkpoint, names: Sequence[str]) -> WeightFormat:
+def keeper_of(checkpoint: Checkpoint, names: Sequence[str]) -> WeightFormat:
     """Return the smallest format that keeps some tensors, as far as they are there."""
-    stored_as = _kinds_of(checkpoint, names)
+    stored_as = kinds_of(checkpoint, names)
     return _keeper(stored_as) if stored_as else "float32"
 
 
-def _kinds_of(checkpoint: Checkpoint, names: Sequence[str]) -> set[str]:
+def kinds_of(checkpoint: Checkpoint, names: Sequence[str]) -> set[str]:
     """Return what some tensors are stored as, as far as they are there."""
     return {checkpoint.tensors[name].stored_as for name in names if name in checkpoint.tensors}
-
-
-def for_device(checkpoint: Checkpoint, *, has_bfloat16: bool) -> WeightChoice:
-    """Return the format of a checkpoint's weights on a GPU, which keeps nothing in integers."""
-    stored_as = {info.stored_as for info in _matrices(checkpoint, names_apart(checkpoint))}
-    for name in DEVICE_DTYPES:
-        if stored_as <= {name} and (name != "bfloat16" or has_bfloat16):
-            return WeightChoice(name, name, "the checkpoint's precision")
-    return in_half(has_bfloat16=has_bfloat16)
-
-
-def quantized_on_device(settings: Settings, *, has_bfloat16: bool) -> WeightChoice:
-    """Return the formats of a GPU's weights with matrices of layers in integers. Raises: ConfigError for two formats.
-
-    Other weights have 16 bits.
-    """
-    quantize = str(settings.quantize)
-    _check_alone(quantize, settings.dtype)
-    return WeightChoice(_format(quantize), in_half(has_bfloat16=has_bfloat16).matrices, head="int8")
-
-
-def in_half(*, has_bfloat16: bool) -> WeightChoice:
-    """Return the format of 16 bits that a GPU computes fast."""
-    if has_bfloat16:
-        return WeightChoice("bfloat16", "bfloat16", "GPUs compute in 16 bits")
-    return WeightChoice("float16", "float16", "this GPU computes slowly in bfloat16")
 
 
 def for_torch(checkpoint: Checkpoint, fits_well: Callable[[WeightChoice], bool]) -> WeightChoice:
@@ -274,7 +252,7 @@ def for_torch(checkpoint: Checkpoint, fits_well: Callable[[WeightChoice], bool])
     return WeightChoice("bfloat16", "bfloat16", "float32 would take more than half of the free memory")
 
 
-def _matrices(checkpoint: Checkpoint, apart: NamesApart) -> Iterator[TensorInfo]:
+def matrices_of(checkpoint: Checkpoint, apart: NamesApart) -> Iterator[TensorInfo]:
     """Yield the tensors packed in the format of matrices: neither embeddings nor routers, which are kept apart."""
     not_packed = apart.embeddings | apart.routers
     for name, info in checkpoint.tensors.items():
@@ -287,5 +265,6 @@ def _keeper(stored_as: set[str]) -> WeightFormat:
     return min(keepers, key=BITS_PER_VALUE.__getitem__, default="float32")
 
 
-def _format(name: str) -> WeightFormat:
+def known_format(name: str) -> WeightFormat:
+    """Return a format that settings may name."""
     return next(known for known in (*DEVICE_DTYPES, *QUANTIZED) if known == name)

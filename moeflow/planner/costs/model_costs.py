@@ -15,7 +15,7 @@ from functools import cached_property
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.recurrent_config import MixerConfig
-from moeflow.kernels.weight_format import BITS_PER_VALUE, LayerFormats
+from moeflow.kernels.weight_format import BITS_PER_VALUE, PLANAR_BITS, LayerFormats
 from moeflow.planner.costs.rank_shares import WHOLE, RankShares
 
 FLOAT16_BITS = 16.0
@@ -53,6 +53,11 @@ class Formats:
     is_table_on_disk: bool = False  # in the file that weights are mapped from: a token reads one row of it
     layers: tuple[LayerFormats, ...] = ()  # of each layer's matrices instead of `matrices`; empty: all have that
     is_wide: bool = False  # whether integers meet activations of 16 bits
+    is_planar: bool = False  # as kernels of a GPU read them, where they do
+
+    def bits(self, dtype: str) -> float:
+        """Return the bits of a weight, its share of a scale included."""
+        return (self.is_planar and PLANAR_BITS.get(dtype)) or bits_per_value(dtype)
 
     @property
     def of_up_projections(self) -> str:
@@ -84,7 +89,7 @@ class Formats:
     @property
     def weight_bytes(self) -> float:
         """Bytes of one value of a matrix."""
-        return bits_per_value(self.matrices) / 8
+        return self.bits(self.matrices) / 8
 
     def bytes_of(self, *parts: str, layers: Sequence[int] | None = None) -> float:
         """Return the bytes of a value in parts of layers (fields of `LayerFormats`), on average; None: of all layers.
@@ -94,7 +99,7 @@ class Formats:
         if not self.layers:
             return self.weight_bytes
         numbers = range(len(self.layers)) if layers is None else layers
-        bits = [bits_per_value(self.layers[number].of(part)) for number in numbers for part in parts]
+        bits = [self.bits(self.layers[number].of(part)) for number in numbers for part in parts]
         return sum(bits) / len(bits) / 8 if bits else self.weight_bytes
 
 
@@ -217,7 +222,7 @@ class ModelCosts:
         if shape.attention.latent is not None:
             kept, up = shape.hidden_size * shape.attention.head_dim, shape.attention.latent_values
             q_bytes = (self.qkv_values - kept - up) * formats.bytes_of("q_proj", layers=layers)
-            up_bytes = up * bits_per_value(formats.of_up_projections) / 8
+            up_bytes = up * self.formats.bits(formats.of_up_projections) / 8
             return queries * (q_bytes + up_bytes) + keys * kept * formats.bytes_of("k_proj", layers=layers)
         total = 0.0
         of_heads = Counter(map(shape.attention.heads_of, layers)) or {shape.attention.heads_of(0): 1}
@@ -245,18 +250,18 @@ class ModelCosts:
     def _tables_bytes(self, head: float) -> float:
         """Return token embeddings, learned positions and so much of an output projection of its own."""
         values = self.shape.vocab_size * self.shape.hidden_size
-        own = 0.0 if self.shape.embeddings.tie_word_embeddings else head * bits_per_value(self.formats.of_head)
+        own = 0.0 if self.shape.embeddings.tie_word_embeddings else head * self.formats.bits(self.formats.of_head)
         positions = self.shape.embeddings.num_learned_positions * self.shape.hidden_size * FLOAT32_BYTES
-        of_tokens = values * (bits_per_value(self.formats.embeddings) + own) / 8
+        of_tokens = values * (self.formats.bits(self.formats.embeddings) + own) / 8
         making = (
-            self.shape.num_layers * self.shape.layer_input_values // 3 * bits_per_value(self.formats.outside_layers)
+            self.shape.num_layers * self.shape.layer_input_values // 3 * self.formats.bits(self.formats.outside_layers)
         )
         return of_tokens + positions + self.held_table_bytes + making / 8
 
     @property
     def layer_table_bytes(self) -> float:
         """The table that embeds tokens for each layer."""
-        return self.shape.layer_table_values * bits_per_value(self.formats.of_layer_table) / 8
+        return self.shape.layer_table_values * self.formats.bits(self.formats.of_layer_table) / 8
 
     @property
     def held_table_bytes(self) -> float:
@@ -277,7 +282,7 @@ class ModelCosts:
         num_dense = len(encoder.dense_layers) if shape.routing.num_experts else encoder.num_layers
         num_moe = encoder.num_layers - num_dense
         attention = (encoder.num_layers + shape.num_layers) * (self.qkv_values + self.output_values)
-        routers = num_moe * self.router_values * bits_per_value(self.formats.of_routers) / 8
+        routers = num_moe * self.router_values * self.formats.bits(self.formats.of_routers) / 8
         norms = (2 * encoder.num_layers + shape.num_layers + 1) * shape.hidden_size * FLOAT32_BYTES
         experts = num_moe * shape.routing.num_experts * self.expert_bytes
         return (attention + num_dense * self.dense_values) * self.formats.weight_bytes + routers + norms + experts
@@ -306,7 +311,7 @@ class ModelCosts:
         networks = len(dense) * self._network_bytes(self._dense_values(dense), dense) * shares.dense if dense else 0.0
         input_values = len(layers) * shape.layer_input_values // 3 * 2
         networks += input_values * self.formats.bytes_of("layer_input", layers=layers)
-        routers = len(moe) * self.router_values * bits_per_value(self.formats.of_routers) / 8
+        routers = len(moe) * self.router_values * self.formats.bits(self.formats.of_routers) / 8
         experts = len(moe) * shape.routing.num_experts * self._network_bytes(self.expert_values, moe) * shares.experts
         biases = len(moe) * shape.routing.num_experts * shape.num_expert_biases * FLOAT32_BYTES  # a rank has all
         shared = len(moe) * self._network_bytes(self.shared_values, moe, is_shared=True) * shares.shared
@@ -488,7 +493,7 @@ class ModelCosts:
     def layer_input(self, num_tokens: float) -> KernelWork:
         """Return the matrices from token embeddings to one layer's own input, and from this to the layer."""
         values = self.shape.layer_input_values
-        making = bits_per_value(self.formats.outside_layers) / 8
+        making = self.formats.bits(self.formats.outside_layers) / 8
         num_bytes = values / 3 * (making + 2 * self.formats.bytes_of("layer_input"))
         return self._matrix(values, num_tokens, num_bytes)
 
@@ -530,5 +535,5 @@ class ModelCosts:
         return KernelWork("linear", self.formats.matrices, num_bytes, 2.0 * num_tokens * values, num_tokens, values)
 
     def _linear(self, values: int, num_tokens: float, dtype: str) -> KernelWork:
-        num_bytes = values * bits_per_value(dtype) / 8
+        num_bytes = values * self.formats.bits(dtype) / 8
         return KernelWork("linear", dtype, num_bytes, 2.0 * num_tokens * values, num_tokens, values)

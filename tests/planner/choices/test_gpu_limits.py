@@ -7,6 +7,7 @@ import torch
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.models.layers.allocation.planar import PlanarAllocator
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.registry import find_family, read_model_config
 from moeflow.planner.choices.gpu_limits import gpu_refusal
 from moeflow.settings.settings import Settings
@@ -34,7 +35,9 @@ def test_widths_that_no_group_divides_are_refused(family, changes, width, tmp_pa
     with closing(open_checkpoint(str(tmp_path))) as checkpoint:
         shape = read_model_config(checkpoint)
         refusal = gpu_refusal(Settings(model=str(tmp_path), quantize="int8"), shape)
-        allocator = PlanarAllocator(torch.float16, torch.device("meta"))
+        allocator = PlanarAllocator(
+            torch.float16, torch.device("meta"), formats=WeightFormats("int8", "float16", head="int8")
+        )
         if not width:
             assert refusal is None
             find_family(checkpoint).build(shape, allocator)

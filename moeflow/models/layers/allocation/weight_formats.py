@@ -9,8 +9,10 @@ import msgspec
 from moeflow.kernels.weight_format import LAYER_PARTS, LayerFormats, WeightFormat
 
 MatrixRole: TypeAlias = Literal["embeddings", "head", "layer_table", "other"]  # of a matrix outside layers
-# Projections without a field of their own in `LayerFormats`, and the field that has their format.
+# Matrices without a field of their own in `LayerFormats`, and the field that has their format.
 _FORMATS_OF: Final = {
+    **dict.fromkeys(("gate_proj", "up_proj", "w1", "w3", "wi", "wi_0", "wi_1"), "up"),
+    **dict.fromkeys(("down_proj", "w2", "wo"), "down"),
     "q_a_proj": "q_proj",
     "q_b_proj": "q_proj",
     "kv_a_proj_with_mqa": "k_proj",

@@ -1,0 +1,64 @@
+"""Runs tiny models with packed weights on the GPU in software, and their floats on the processor, and prints JSON.
+
+python -m tests.soft_gpu.run_files CASE...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final
+
+from tests.soft_gpu import machine
+
+machine.prepare()
+
+from moeflow.planner.resolve import resolve  # noqa: E402
+from moeflow.settings.settings import Settings  # noqa: E402
+from studies.small_families import small_config  # noqa: E402
+from tests.soft_gpu import device, kernels  # noqa: E402
+from tests.soft_gpu.packed_files import CASES  # noqa: E402
+from tests.soft_gpu.run_families import run  # noqa: E402
+
+PROMPTS: Final = [[5, 9, 70, 31, 7], [40], list(range(20, 53))]  # of a vocabulary of 80
+
+
+def main(cases: list[str]) -> None:
+    """Print one object for each case."""
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps({case: _compare(case, Path(folder, str(number))) for number, case in enumerate(cases)}))
+
+
+def _compare(case: str, folder: Path) -> dict[str, Any]:
+    """Return the formats that the planner chooses, whether tokens are equal, and launches of decode passes."""
+    packed, plain = CASES[case](folder)
+    planned = resolve(Settings(model=str(packed), device=device.NAME, max_model_len=112, kv_cache_bytes=8 << 20)).plan
+    config = small_config(packed, device.NAME, "float32")
+    of_file = planned.config
+    config = replace(
+        config,
+        weight_format=of_file.weight_format,
+        head_format=of_file.head_format,
+        layer_formats=of_file.layer_formats,
+    )
+    expected, _ = run(small_config(plain, "cpu", "float32"), PROMPTS, num_turns=1)
+    with device.soft_gpu(), kernels.soft_kernels():
+        got, counts = run(config, PROMPTS, num_turns=1)
+    return {
+        "format": of_file.weight_format,
+        "dtype": of_file.dtype,
+        "head": of_file.head_format,
+        "routers": of_file.router_format,
+        "layers": [asdict(layer) for layer in of_file.layer_formats],
+        "reason": dict(planned.reasons)["weights"],
+        "is_equal": got == expected,
+        "num_tokens": len({token for answer in got.values() for token in answer}),
+        "launches": sum(counts["launches"].values()),
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
