@@ -27,6 +27,7 @@ with on_demand(__name__):
     from moeflow.kernels.triton import quantized_linear as triton_linear
 
 _SMALL_WEIGHT = 2**16  # values
+_FEW_WIDE_ROWS = 16  # that meet a float32 weight one by one on a GPU: this spares a launch that converts them
 
 
 def linear(
@@ -38,7 +39,7 @@ def linear(
     """Return `x @ weight.T + bias + residual`.
 
     Shapes: x [T, H], weight [N, H], bias [N], residual [T, N] -> [T, N]; all of one dtype, float32 beside a packed
-    weight. `PlanarWeights` are one matrix.
+    weight. x alone may have another one than a tensor. `PlanarWeights` are one matrix.
     """
     if isinstance(weight, PackedWeight):
         return extension.linear(x, weight, bias, residual)
@@ -49,6 +50,8 @@ def linear(
         if len(x) and launching.accepts(x):
             return triton_linear.quantized_linear(x, weight, bias, residual)
         weight = weight[0].to(x.dtype)
+    if x.dtype != weight.dtype:
+        return _added(_wide_product(x, weight, bias), residual)
     return _added(_product(x, weight, bias), residual)
 
 
@@ -73,6 +76,14 @@ def _added(out: Tensor, more: Tensor | None) -> Tensor:
 @functools.cache
 def _has_onednn() -> bool:
     return hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _wide_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the product in the weight's type."""
+    is_few = weight.dtype == torch.float32 and 0 < len(x) <= _FEW_WIDE_ROWS
+    if is_few and launching.accepts(x):
+        return triton_linear.wide_linear(x, weight, bias)
+    return _product(x.to(weight.dtype), weight, bias)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

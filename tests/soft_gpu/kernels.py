@@ -273,6 +273,7 @@ _REFERENCES: tuple[tuple[ModuleType, str, Function], ...] = (
     (quantized_linear, "quantized_linear", linear),
     (greedy, "greedy", _greedy),
     (triton_logit_edits, "edited", lambda logits, edits: torch.from_numpy(logit_edits.edited(logits, edits))),
+    (quantized_linear, "wide_linear", linear),
     (triton_experts, "expert_pairs", experts_reference.expert_pairs),
     (triton_gates, "gated_norm", gates_reference.gated_norm),
     (triton_gates, "sigmoid_gate", gates_reference.sigmoid_gate),

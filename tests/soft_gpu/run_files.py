@@ -35,25 +35,20 @@ def main(cases: list[str]) -> None:
 def _compare(case: str, folder: Path) -> dict[str, Any]:
     """Return the formats that the planner chooses, whether tokens are equal, and launches of decode passes."""
     packed, plain = CASES[case](folder)
-    planned = resolve(Settings(model=str(packed), device=device.NAME, max_model_len=112, kv_cache_bytes=8 << 20)).plan
-    config = small_config(packed, device.NAME, "float32")
-    of_file = planned.config
-    config = replace(
-        config,
-        weight_format=of_file.weight_format,
-        head_format=of_file.head_format,
-        layer_formats=of_file.layer_formats,
-    )
+    planned = small_config(packed, device.NAME, "auto")
+    exact = replace(planned, dtype="float32", kv_dtype="float32", router_format="float32")
     expected, _ = run(small_config(plain, "cpu", "float32"), PROMPTS, num_turns=1)
     with device.soft_gpu(), kernels.soft_kernels():
-        got, counts = run(config, PROMPTS, num_turns=1)
+        got, _ = run(exact, PROMPTS, num_turns=1)
+        _, counts = run(planned, PROMPTS[:1], num_turns=1)
+    reasons = resolve(Settings(model=str(packed), device=device.NAME)).plan.reasons
     return {
-        "format": of_file.weight_format,
-        "dtype": of_file.dtype,
-        "head": of_file.head_format,
-        "routers": of_file.router_format,
-        "layers": [asdict(layer) for layer in of_file.layer_formats],
-        "reason": dict(planned.reasons)["weights"],
+        "format": planned.weight_format,
+        "dtype": planned.dtype,
+        "head": planned.head_format,
+        "routers": planned.router_format,
+        "layers": [asdict(layer) for layer in planned.layer_formats],
+        "reason": dict(reasons)["weights"],
         "is_equal": got == expected,
         "num_tokens": len({token for answer in got.values() for token in answer}),
         "launches": sum(counts["launches"].values()),

@@ -1,4 +1,4 @@
-"""Products with one planar matrix. The reference is `kernels/linear.py`."""
+"""Products with one matrix that is planar, or more precise than its inputs. The reference is `kernels/linear.py`."""
 
 from __future__ import annotations
 
@@ -32,4 +32,14 @@ def quantized_linear(
         matrices.by_pairs(rows, out, None, 1)
     else:
         matrices.by_rows(rows, out)
+    return out
+
+
+def wide_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return `x @ weight.T + bias` in float32, without a launch that converts x: for routers. Launches: 1.
+
+    Shapes: x [T, K] of 16 bits, weight [N, K] float32, bias [N] float32 -> [T, N].
+    """
+    out = torch.empty((len(x), len(weight)), dtype=weight.dtype, device=x.device)
+    Matrices(weight.unsqueeze(0), None if bias is None else bias.unsqueeze(0)).by_pairs(x.contiguous(), out, None, 1)
     return out

@@ -150,8 +150,6 @@ class MoE:
 
     def router_logits(self, hidden: Tensor) -> Tensor:
         """Return what the router says of each expert. Shapes: hidden [T, H] -> [T, E]."""
-        if not isinstance(self.router, PackedWeight):
-            hidden = hidden.to(self.router.dtype)  # a router may be kept more precisely than all else
         return linear(hidden, self.router, self.router_bias)
 
     def movable_experts(self) -> MovableExperts | None:

@@ -1,10 +1,13 @@
-"""The product kernels with weights of files' blocks, for Qwen3-30B-A3B."""
+"""The product kernels with weights of files' blocks, and with routers in float32, for Qwen3-30B-A3B."""
 
-from tests.kernels.triton.expert_shapes import A3B, layer, products
+from tests.kernels.triton.expert_shapes import A3B, layer, products, router
 
 CASES = [
-    case
-    for weight_format in ("int4-zero", "mxfp4", "fp8", "q4_k", "q6_k")
-    for num_tokens, capability in ((1, 75), (16, 80), (512, 90), (4096, 90))
-    for case in products(layer(A3B, num_tokens, weight_format, capability))
+    *(
+        case
+        for weight_format in ("int4-zero", "mxfp4", "fp8", "q4_k", "q6_k")
+        for num_tokens, capability in ((1, 75), (16, 80), (512, 90), (4096, 90))
+        for case in products(layer(A3B, num_tokens, weight_format, capability))
+    ),
+    *(case for num_tokens, capability in ((1, 75), (16, 90)) for case in router(A3B, num_tokens, capability)),
 ]

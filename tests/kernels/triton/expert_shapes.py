@@ -8,7 +8,7 @@ import torch
 
 from moeflow.kernels.triton import experts
 from moeflow.kernels.triton.planar_weights import PlanarWeights
-from moeflow.kernels.triton.quantized_linear import quantized_linear
+from moeflow.kernels.triton.quantized_linear import quantized_linear, wide_linear
 from tests.kernels.triton.recorded_cases import recorded
 
 
@@ -68,6 +68,15 @@ def matrix(shape: Shape, num_tokens: int, weight_format: str, capability: int) -
     x, residual = (empty(num_tokens, size, dtype=dtype) for size in (2 * shape.hidden, shape.hidden))
     name = f"{weight_format} matrix, {num_tokens} tokens"
     return recorded(name, lambda: quantized_linear(x, weight, residual=residual), capability)
+
+
+def router(shape: Shape, num_tokens: int, capability: int) -> list:
+    dtype = torch.bfloat16 if capability >= 80 else torch.float16
+    x, weight = (
+        empty(num_tokens, shape.hidden, dtype=dtype),
+        empty(shape.num_experts, shape.hidden, dtype=torch.float32),
+    )
+    return recorded(f"float32 router, {num_tokens} tokens", lambda: wide_linear(x, weight), capability)
 
 
 def products(cases: list) -> list:

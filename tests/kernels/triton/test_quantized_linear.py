@@ -56,6 +56,37 @@ def test_blocks_of_files(dtype: torch.dtype, kind: BlockKind, num_tokens: int) -
     torch.testing.assert_close(got / size, expected / size, **tolerance(dtype))
 
 
+@pytest.mark.parametrize("num_tokens", [1, 5])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_float32_weights_are_not_rounded_to_the_inputs_type(dtype: torch.dtype, num_tokens: int) -> None:
+    x = torch.randn(num_tokens, SIZE).to(dtype)
+    weight, bias = torch.randn(OUTPUTS, SIZE), torch.randn(OUTPUTS)
+    plain = x.double() @ weight.double().T
+    for got, expected in (
+        (quantized_linear.wide_linear(x, weight), plain),
+        (quantized_linear.wide_linear(x, weight, bias), plain + bias.double()),
+    ):
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got.double(), expected, **tolerance(torch.float32))
+
+
+def test_the_public_function_converts_many_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, real, sizes = torch.randn(OUTPUTS, SIZE), quantized_linear.wide_linear, []
+
+    def noted(x: torch.Tensor, *others: Any) -> torch.Tensor:
+        sizes.append(len(x))
+        return real(x, *others)
+
+    monkeypatch.setattr(quantized_linear, "wide_linear", noted)
+    monkeypatch.setattr(launching, "accepts", lambda x: True)
+    for num_tokens in (16, 17):
+        x = torch.randn(num_tokens, SIZE).bfloat16()
+        torch.testing.assert_close(
+            linear(x, weight).double(), x.double() @ weight.double().T, **tolerance(torch.float32)
+        )
+    assert sizes == [16]
+
+
 @pytest.mark.parametrize(("num_tokens", "rows"), [(3, 1), (12, 6)])
 def test_a_row_does_not_depend_on_others(num_tokens: int, rows: int) -> None:
     weight, x = pack(torch.randn(1, OUTPUTS, SIZE), "int4"), torch.randn(num_tokens, SIZE)
