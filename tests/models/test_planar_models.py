@@ -18,6 +18,7 @@ from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.loading import load_model
 from moeflow.models.pass_input import PassInput
 from studies.small_families import write_small
+from tests.kernels.blocks import random_blocks, values_of
 
 CPU = torch.device("cpu")
 PROMPT = [5, 17, 300, 2, 41, 41, 9]
@@ -76,3 +77,16 @@ def test_matrices_are_rounded_in_small_pieces(monkeypatch):
     whole = pack(matrix[None], "int8")
     assert torch.equal(weights.values[1, 10:], whole.values[0])
     assert torch.equal(weights.scales[1, 10:], whole.scales[0])
+
+
+@pytest.mark.parametrize(("kind", "weight_format"), [("Q4_K", "q4_k"), ("Q6_K", "q6_k"), ("Q4_0", "int8")])
+def test_rows_of_blocks_come_in_pieces_and_in_the_file_s_order(kind, weight_format):
+    blocks = random_blocks(kind, 24, 512)
+    weights = empty_planar(weight_format, (2, 40, 512), CPU)
+    places = np.random.default_rng(0).permutation(24)  # of the file's rows in the matrix
+    rows = PlanarRows(weights, 1, 10, 24)
+    assert rows.keeps(kind)
+    assert not rows.keeps("Q5_K")
+    for piece in (slice(0, 16), slice(16, 24)):
+        rows.fill(blocks[piece], places[piece], kind)
+    assert torch.equal(weights[1][10:34][places], values_of(kind, blocks))

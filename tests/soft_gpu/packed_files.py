@@ -28,10 +28,10 @@ def _folder(family: str, quantization: str, folder: Path, *, has_attention: bool
     return folder / "quantized", folder / "plain"
 
 
-def _file(kind_of: Callable[[str], str], folder: Path) -> Written:
+def _file(kind_of: Callable[[str], str], folder: Path, family: str = "qwen3moe") -> Written:
     """Write a GGUF file, which is read as floats, too."""
     folder.mkdir()
-    file = write_block_model(folder / "model.gguf", "qwen3moe", kind_of)
+    file = write_block_model(folder / "model.gguf", family, kind_of)
     return file, file
 
 
@@ -74,6 +74,7 @@ CASES: Final[Mapping[str, Callable[[Path], Written]]] = {
     "gptq 32": partial(_folder, "qwen3_moe", "gptq 32", has_attention=False),
     "q8_0": partial(_file, partial(_uniform, "Q8_0")),
     "q4_k_m": partial(_file, as_q4_k_m),
+    "llama q4_k_m": partial(_file, as_q4_k_m, family="llama"),
     "q5_k": partial(_file, partial(_uniform, "Q5_K")),
     "deepseek_v3 fp8": partial(_small, "deepseek_v3", "fp8"),
     "qwen3_next fp8": partial(_small, "qwen3_next", "fp8"),

@@ -20,6 +20,7 @@ CASES: dict[str, tuple[Expected, int]] = {  # what the planner chooses, and laun
     "gptq 32": ({"format": "int4-g32"}, MOST_LAUNCHES * LAYERS),
     "q8_0": ({"format": "int8", "head": "int8"}, MOST_LAUNCHES * LAYERS),
     "q4_k_m": ({"format": "q4_k", "head": "q6_k"}, MOST_LAUNCHES * LAYERS + OF_A_STACK * 2),
+    "llama q4_k_m": ({"format": "q4_k"}, MOST_LAUNCHES * LAYERS),
     "q5_k": ({"format": "bfloat16", "head": ""}, MOST_LAUNCHES * LAYERS),
     "deepseek_v3 fp8": ({"format": "fp8"}, MOST_OF_FAMILY["deepseek_v3"] * SMALL_LAYERS),
 }
@@ -27,6 +28,7 @@ MIXED = {  # a layer's formats
     "gpt_oss mxfp4": {"q_proj": "bfloat16", "o_proj": "bfloat16", "up": "mxfp4", "down": "mxfp4"},
     "gptq 32": {"q_proj": "bfloat16", "up": "int4-g32", "down": "int4-g32"},
     "q4_k_m": {"q_proj": "q4_k", "k_proj": "q4_k", "v_proj": "q6_k", "up": "q4_k", "down": "q6_k"},
+    "llama q4_k_m": {"q_proj": "q4_k", "v_proj": "q6_k", "up": "q4_k", "down": "q6_k"},
     "deepseek_v3 fp8": {"q_proj": "fp8", "k_proj": "fp8", "o_proj": "fp8", "up": "fp8", "down": "bfloat16"},
 }
 REASONS = {  # parts of them
