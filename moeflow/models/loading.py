@@ -125,7 +125,7 @@ class NamesApart(msgspec.Struct, frozen=True):
 
     routers: frozenset[str]
     embeddings: frozenset[str]  # and the output projection; not all have to be there
-    layers: tuple[Mapping[str, Sequence[str]], ...]  # by the fields of `LayerFormats`; of decoders that only attend
+    layers: tuple[Mapping[str, Sequence[str]], ...]  # by the fields of `LayerFormats`; of decoders
 
 
 def names_apart(checkpoint: Checkpoint) -> NamesApart:
@@ -135,7 +135,7 @@ def names_apart(checkpoint: Checkpoint) -> NamesApart:
     missing = sorted(routers - checkpoint.tensors.keys())
     if missing:
         raise _blame(checkpoint.path, missing, "missing")
-    layers = model.layers if isinstance(model, CausalLM) and model.config.recurrent is None else ()
+    layers = model.layers if isinstance(model, CausalLM) else ()
     return NamesApart(
         routers,
         frozenset(model.embedding_names),

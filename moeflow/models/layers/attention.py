@@ -21,6 +21,7 @@ from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.cpu.packed_layer import PackedAttention
 from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.kernels.rotary import RotaryTable
+from moeflow.models.layers.allocation.weight_formats import field_of
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.linear import Linear, output_linear
@@ -180,7 +181,7 @@ class Attention:
 
     def matrix_names(self, prefix: str) -> dict[str, list[str]]:
         """Return the checkpoint names of the matrices that each field of `LayerFormats` is about."""
-        names = {part: [f"{prefix}.{part}.weight"] for part in (*self.qkv_proj.parts, *self.o_proj.parts)}
+        names = {field_of(part): [f"{prefix}.{part}.weight"] for part in (*self.qkv_proj.parts, *self.o_proj.parts)}
         # Where there is none, what makes keys makes values, too; queries stand for what a layer does not have.
         keys = names.get("k_proj", names["q_proj"])
         return {"k_proj": keys, "v_proj": keys} | names

@@ -206,7 +206,7 @@ class DecoderLayer:
         """Return the checkpoint names of the matrices that each field of `LayerFormats` is about."""
         ups, downs = self.mlp.matrix_names(prefix)
         shared = self.mlp.shared_matrix_names(prefix) if isinstance(self.mlp, MoE) else {}
-        mixer = self.self_attn.matrix_names(f"{prefix}.{self._names.mixer}")
+        mixer = self.mixer.matrix_names(f"{prefix}.{self._names.mixer}")
         inputs = {} if self._layer_input is None else self._layer_input.matrix_names(prefix)
         return mixer | {"up": ups, "down": downs} | shared | inputs
 

@@ -42,6 +42,9 @@ class TokenMixer(Protocol):
     def for_kernels(self) -> PackedAttention | RecurrentMixer | None:
         """Return what mixes for the CPU kernels, if they can take these weights."""
 
+    def matrix_names(self, prefix: str) -> dict[str, list[str]]:
+        """Return the checkpoint names of the matrices that each field of `LayerFormats` is about."""
+
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""
 

@@ -182,8 +182,9 @@ def pack(
     if not extension.is_available():
         raise ConfigError(f"weights are packed for the CPU kernels, which are not there: {extension.why_not()}")
     with closing(open_checkpoint(model)) as checkpoint:
-        asked = explicit_choice(dtype, quantize, read_model_config(checkpoint), can_pack=True)
-        choice = asked or own_precision(checkpoint, lambda _: True)
+        shape = read_model_config(checkpoint)
+        asked = explicit_choice(dtype, quantize, shape, can_pack=True)
+        choice = asked or own_precision(checkpoint, lambda _: True, can_differ=shape.recurrent is None)
         known = None if choice.mix is None else known_importance_file(checkpoint, cache_dir)
         importance = known_importance("" if known is None else str(known))
         formats = choice.with_routers(checkpoint).formats

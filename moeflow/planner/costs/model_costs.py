@@ -217,8 +217,8 @@ class ModelCosts:
     def _qkv_bytes(self, layers: Sequence[int], queries: float = 1.0, keys: float = 1.0) -> float:
         """Return the bytes of the query, key and value projection, or shares of it, on the average of some layers."""
         shape, formats = self.shape, self.formats
-        if shape.recurrent is not None:  # whose matrices are all in one format, in one process
-            return self.qkv_values * formats.weight_bytes
+        if shape.recurrent is not None:  # in one process
+            return self.qkv_values * formats.bytes_of("q_proj", layers=layers)
         if shape.attention.latent is not None:
             kept, up = shape.hidden_size * shape.attention.head_dim, shape.attention.latent_values
             q_bytes = (self.qkv_values - kept - up) * formats.bytes_of("q_proj", layers=layers)

@@ -13,12 +13,21 @@ MatrixRole: TypeAlias = Literal["embeddings", "head", "layer_table", "other"]  #
 _FORMATS_OF: Final = {
     **dict.fromkeys(("gate_proj", "up_proj", "w1", "w3", "wi", "wi_0", "wi_1"), "up"),
     **dict.fromkeys(("down_proj", "w2", "wo"), "down"),
+    **dict.fromkeys(("in_proj", "in_proj_qkv", "in_proj_qkvz"), "q_proj"),
+    **dict.fromkeys(("in_proj_a", "in_proj_b", "in_proj_ba"), "k_proj"),
+    "in_proj_z": "v_proj",
+    "out_proj": "o_proj",
     "q_a_proj": "q_proj",
     "q_b_proj": "q_proj",
     "kv_a_proj_with_mqa": "k_proj",
     "per_layer_input_gate": "layer_input",
     "per_layer_projection": "layer_input",
 }
+
+
+def field_of(name: str) -> str:
+    """Return the field of `LayerFormats` that has the format of a matrix; its own name: none has."""
+    return _FORMATS_OF.get(name, name)
 
 
 class WeightFormats(msgspec.Struct, frozen=True):
@@ -52,7 +61,7 @@ class WeightFormats(msgspec.Struct, frozen=True):
 
     def of_projection(self, name: str, layer: LayerFormats | None) -> WeightFormat:
         """Return the format of a projection of a layer; `layer` None: all layers have the same formats."""
-        part = _FORMATS_OF.get(name, name)
+        part = field_of(name)
         return self.matrices if layer is None or part not in LAYER_PARTS else layer.of(part)
 
     def of_experts(self, layer: LayerFormats | None) -> tuple[WeightFormat, WeightFormat]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from moeflow.kernels.on_demand import on_demand
 from moeflow.kernels.recurrent.recurrent_mixer import RecurrentMixer
 from moeflow.kernels.rotary import RotaryTable
+from moeflow.models.layers.allocation.weight_formats import field_of
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.token_mixer import in_order
@@ -40,3 +41,10 @@ class RecurrentLayer:
     def for_kernels(self) -> RecurrentMixer:
         """See `TokenMixer`."""
         return self._mixer
+
+    def matrix_names(self, prefix: str) -> dict[str, list[str]]:
+        """See `TokenMixer`."""
+        names: dict[str, list[str]] = {"q_proj": [], "k_proj": [], "v_proj": [], "o_proj": []}
+        for part in (*self.in_proj.parts, *self.out_proj.parts):
+            names[field_of(part)].append(f"{prefix}.{part}.weight")
+        return {field: found or names["q_proj"] for field, found in names.items()}
