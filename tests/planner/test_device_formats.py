@@ -28,6 +28,7 @@ from moeflow.settings.settings import Settings
 from tests.checkpoint.tiny_models import random_weights, write_gguf
 from tests.models.parity import SHAPE, random_model
 from tests.planner.example_plans import CONFIG
+from tests.planner.gpt_oss_files import write_headers
 from tests.tiny_mixtral import write_tiny_mixtral
 
 NEW = HostResources(4, 32 * GIB, 16 * GIB, "cuda:0", 8 * GIB)
@@ -159,6 +160,30 @@ def test_quantized_weights_are_not_streamed():
     for settings in ({"device": "cuda"}, {"gpu_memory_bytes": 10 * GIB}):
         with pytest.raises(CapacityError, match=r"quantized weights are not streamed: use --device cpu"):
             planned("mixtral-8x7b", "t4", quantize="int8", **settings)
+
+
+@pytest.mark.slow  # plans
+def test_a_packed_file_is_planned_in_its_format_where_the_gpu_holds_it(tmp_path):
+    small = write_headers(tmp_path / "small", num_layers=24, num_experts=32)
+    large = write_headers(tmp_path / "large", num_layers=36, num_experts=128)
+    for model, machine, floats in ((small, "t4", "float16"), (small, "h100", "bfloat16"), (large, "h100", "bfloat16")):
+        plan = planned(model, machine)
+        found = plan.config
+        assert (plan.pipeline, found.device, found.dtype, found.weight_format) == (
+            "resident",
+            "cuda:0",
+            floats,
+            "mxfp4",
+        )
+        assert {(it.q_proj, it.up, it.down) for it in found.layer_formats} == {(floats, "mxfp4", "mxfp4")}
+        assert f"mxfp4: the file's mxfp4, no value changes; other weights are {floats}" in dict(plan.reasons)["weights"]
+    here = dataclasses.replace(NEW, accelerator_free_bytes=79 * GIB)
+    assert config(large, here).weight_format == "mxfp4"
+    too_small = dataclasses.replace(NEW, accelerator_free_bytes=60 * GIB)  # the weights take 60.8 GiB
+    with pytest.raises(CapacityError, match=r"the weights need 60\.8 GiB in mxfp4"):
+        config(large, too_small, device="cuda")
+    streamed = planned(small, "h100", gpu_memory_bytes=8 * GIB).config
+    assert (streamed.offload is not None, streamed.weight_format, streamed.layer_formats) == (True, "bfloat16", ())
 
 
 @pytest.mark.slow  # plans
