@@ -23,6 +23,7 @@ from moeflow.engine.compute_setup import device_of_arrays, device_of_layers, set
 from moeflow.engine.model_runner import ModelRunner, OtherProcesses
 from moeflow.kernels.arrays import dtype_on
 from moeflow.kernels.on_demand import on_demand
+from moeflow.kernels.weight_format import DEVICE_DTYPES
 from moeflow.models.importance import known_importance
 from moeflow.models.layers.allocation.expert_homes import ExpertHome, InCache, InMemory, SharedByReplicas, home_on_ranks
 from moeflow.models.layers.allocation.packed import PackedAllocator
@@ -172,7 +173,15 @@ def make_allocator(
         routers = dtype_on(config.router_format, device)
         if config.offload is None:
             formats = formats_of(config)
-            return PlanarAllocator(dtype, device, routers, formats=formats, on_route=on_route, expert_capacity=capacity)
+            return PlanarAllocator(
+                dtype,
+                device,
+                routers,
+                formats=formats,
+                has_file_blocks=config.is_own_precision and config.weight_format not in DEVICE_DTYPES,
+                on_route=on_route,
+                expert_capacity=capacity,
+            )
         return SlabAllocator(dtype, device, routers, memory, on_route=on_route, expert_capacity=capacity)
     cuts = config.parallel is not None and config.parallel.attention_layout == "tensor"
     return PackedAllocator(

@@ -2,12 +2,15 @@
 
 from contextlib import closing
 
+import numpy as np
 import pytest
 import torch
 
 from moeflow.checkpoint.open import open_checkpoint
+from moeflow.kernels.triton.planar_rows import PlanarRows
 from moeflow.models.layers.allocation.planar import PlanarAllocator
 from moeflow.models.layers.allocation.tensors import TensorAllocator
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.rearranged import Rearranged, cut
@@ -25,9 +28,13 @@ class RearrangedIntegers(PlanarAllocator):
     rearranges = True
 
 
+INT8 = WeightFormats("int8", "float32")
 PAIRS = {
     "float32": [kind(torch.float32, CPU) for kind in (TensorAllocator, RearrangedTensors)],
-    "int8": [kind(torch.float32, CPU, None, "int8") for kind in (PlanarAllocator, RearrangedIntegers)],
+    "int8": [
+        kind(torch.float32, CPU, formats=WeightFormats("int8", "float32"))
+        for kind in (PlanarAllocator, RearrangedIntegers)
+    ],
 }
 
 
@@ -66,7 +73,12 @@ def test_a_projection_has_the_order_that_its_reader_needs(weights):
         found = dict(layer.named_weights("p"))
         assert {name: tuple(it.shape) for name, it in found.items()} == tensors
         for name, place in found.items():
-            place.copy_(source[name]) if isinstance(place, torch.Tensor) else place.fill(source[name])
+            if isinstance(place, torch.Tensor):
+                place.copy_(source[name])
+            elif isinstance(place, PlanarRows):
+                place.fill(source[name], np.arange(place.num_rows))
+            else:
+                place.fill(source[name])
     x = torch.randn(3, 64)
     assert not ordered.order
     torch.testing.assert_close(ordered(x), in_order(plain(x), plain.order))

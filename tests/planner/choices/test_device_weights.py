@@ -55,7 +55,9 @@ def held_bytes(checkpoint: Checkpoint, choice: WeightChoice) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty", noted)
         router = getattr(torch, choice.routers)
-        allocator = PlanarAllocator(torch.bfloat16, torch.device("meta"), router, formats=choice.formats)
+        allocator = PlanarAllocator(
+            torch.bfloat16, torch.device("meta"), router, formats=choice.formats, has_file_blocks=True
+        )
         find_family(checkpoint).build(read_model_config(checkpoint), allocator)
     return sum(it.nbytes for it in made)
 

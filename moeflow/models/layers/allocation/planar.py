@@ -26,12 +26,18 @@ class PlanarAllocator(TensorAllocator):
     """Matrices of layers and the output projection in planar formats, where `formats` has one; all else in tensors."""
 
     formats: WeightFormats = field(kw_only=True)
+    has_file_blocks: bool = False  # matrices keep the blocks of the checkpoint
     layer: LayerFormats | None = None  # of the current layer; None: all layers have the same
 
     @property
     def bits_per_value(self) -> float:
         """See `WeightAllocator`."""
         return PLANAR_BITS.get(self.formats.matrices, self.dtype.itemsize * 8)
+
+    @property
+    def rearranges(self) -> bool:
+        """See `WeightAllocator`. Blocks of files cannot be taken apart."""
+        return self.is_on_gpu and not self.has_file_blocks
 
     def in_layer(self, layer_idx: int) -> WeightAllocator:
         """See `WeightAllocator.in_layer`."""

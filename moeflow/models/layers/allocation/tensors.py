@@ -30,6 +30,11 @@ class TensorAllocator(WeightAllocator):
     @property
     def rearranges(self) -> bool:
         """See `WeightAllocator`. On a GPU this spares launches."""
+        return self.is_on_gpu
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether weights are not in main memory."""
         return torch.device(self.device or "cpu").type != "cpu"
 
     def empty(self, *shape: int) -> Array:
