@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+from moeflow.core.units import MIB
+
+_SET_BYTES: Final = 64 * MIB  # of a set of staged experts at most, if that is one expert or more
 
 
 class HybridConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -12,4 +18,18 @@ class HybridConfig(msgspec.Struct, frozen=True, kw_only=True):
     cpu_weight_format: str  # of the experts that the CPU computes: a `WeightFormat`
     cpu_isa: str  # instruction set of the kernels that compute them
     stream_tokens: int  # a pass of as many tokens copies experts to the GPU; 0: none does
-    popularity_file: str = ""  # how often each expert was chosen; empty: unknown at the start
+    popularity_file: str = ""  # a trace of routing, see workload/routing_trace.py; empty: unknown at the start
+
+    def staging_bytes(self, num_experts: int, packed_bytes: int, slot_bytes: int) -> int:
+        """Return the bytes on the GPU for experts on their way to their layer.
+
+        Packed experts arrive in two sets, and a third set has them in the layout of slots. The arguments are the
+        experts of a layer, and the bytes of one in each layout.
+        """
+        count = staged_experts(num_experts - self.num_gpu_experts, packed_bytes) if self.stream_tokens else 0
+        return max(2 * count, 1) * packed_bytes + count * slot_bytes
+
+
+def staged_experts(num_cold: int, packed_bytes: int) -> int:
+    """Return the experts of one set, where a layer has so many without a slot."""
+    return min(max(_SET_BYTES // packed_bytes, 1), num_cold)
