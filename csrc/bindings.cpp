@@ -28,6 +28,7 @@
 #include "formats/matrix.h"
 #include "ops/norm.h"
 #include "ops/ops.h"
+#include "threads/device_flag.h"
 #include "threads/pool.h"
 #include "formats/quantize.h"
 #include "ops/scratch.h"
@@ -359,7 +360,13 @@ uintptr_t address_of(nb::handle object) {
   return found;
 }
 
+bool run_wait_for_flag(uintptr_t flag, double seconds) {
+  WithoutGIL without_gil;
+  return wait_for_flag(*at<const std::atomic<int64_t>>(flag), seconds);
+}
+
 void bind_memory(nb::module_& m) {
+  m.def("wait_for_flag", &run_wait_for_flag, "flag"_a, "seconds"_a);
   m.def("address_of", &address_of, "object"_a);
   m.def("row_bytes", &bytes_of_row);
   m.def("matrix_bytes", [](const std::string& format, int64_t rows, int64_t cols) {
@@ -405,6 +412,9 @@ void bind_products(nb::module_& m) {
   def_call(m, "experts", &experts, FIELD(ExpertsCall, layer), FIELD(ExpertsCall, x), FIELD(ExpertsCall, num_tokens),
            FIELD(ExpertsCall, top_k), FIELD(ExpertsCall, topk_ids), FIELD(ExpertsCall, topk_weights),
            FIELD(ExpertsCall, residual), FIELD(ExpertsCall, out));
+  def_call(m, "present_experts", &present_experts, FIELD(ExpertsCall, layer), FIELD(ExpertsCall, x),
+           FIELD(ExpertsCall, num_tokens), FIELD(ExpertsCall, top_k), FIELD(ExpertsCall, topk_ids),
+           FIELD(ExpertsCall, topk_weights), FIELD(ExpertsCall, out));
   def_call(m, "expert_pairs", &expert_pairs, FIELD(ExpertsCall, layer), FIELD(ExpertsCall, x),
            FIELD(ExpertsCall, num_tokens), FIELD(ExpertsCall, top_k), FIELD(ExpertsCall, topk_ids),
            FIELD(ExpertsCall, topk_weights), FIELD(ExpertsCall, out));

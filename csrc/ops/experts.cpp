@@ -22,9 +22,10 @@ static_assert(kMaxTileBands * kBand / 2 % kGroup == 0, "units of an item are who
 
 enum class Part {
   kAll,
-  kPairs,  // without adding up
-  kUnits,  // `up` alone
-  kSums,   // `down` alone
+  kPresent,  // likewise, of experts in memory
+  kPairs,    // without adding up
+  kUnits,    // `up` alone
+  kSums,     // `down` alone
 };
 
 struct ExpertsJob {
@@ -45,12 +46,13 @@ struct ExpertsJob {
   const Matrix& down_of(int64_t expert) const { return call.layer.down[call.layer.place(expert)]; }
   bool needs(int64_t token) const {
     const int64_t* const ids = call.topk_ids + token * call.top_k;
-    return sums != nullptr || std::any_of(ids, ids + call.top_k, [&](int64_t id) { return call.layer.place(id) >= 0; });
+    return needs_all() || std::any_of(ids, ids + call.top_k, [&](int64_t id) { return call.layer.place(id) >= 0; });
   }
   int64_t num_pairs() const { return starts[call.layer.num_experts]; }  // of experts in memory
   bool has_up() const { return part != Part::kSums; }
   bool has_down() const { return part != Part::kUnits; }
-  bool adds_up() const { return part == Part::kAll || part == Part::kSums; }
+  bool needs_all() const { return part == Part::kAll || part == Part::kSums; }
+  bool adds_up() const { return needs_all() || part == Part::kPresent; }
   // What `up` alone gives of a pair: its units, filled up to whole bands.
   int64_t units_stride() const { return round_up(call.layer.width, kBand); }
   int64_t out_stride() const { return round_up(call.layer.hidden, kTileStride); }
@@ -67,7 +69,7 @@ void sort_pairs(ExpertsJob& job) {
     }
     if (call.layer.place(expert) >= 0) {
       ++job.starts[expert + 1];
-    } else if (job.sums != nullptr) {
+    } else if (job.needs_all()) {
       throw std::out_of_range("topk_ids names an expert that is not in memory");
     }
   }
@@ -242,7 +244,11 @@ void compute(const Isa& isa, const ExpertsCall& call, Part part) {
   job.starts = workspace->take<int64_t>(layer.num_experts + 1);
   job.pairs = workspace->take<int64_t>(num_pairs);
   sort_pairs(job);
-  if (job.adds_up() || job.num_touched > 0) run_on_pool(run, &job);
+  if (job.needs_all() || job.num_touched > 0) {
+    run_on_pool(run, &job);
+  } else if (job.adds_up()) {
+    std::memset(call.out, 0, call.num_tokens * layer.hidden * sizeof(float));
+  }
 }
 
 // The pair of a token that comes after the k-th (-1: before all) in the order of experts; top_k after the last.
@@ -258,6 +264,8 @@ int64_t next_pair(const int64_t* ids, int64_t top_k, int64_t k) {
 }  // namespace
 
 void experts(const Isa& isa, const ExpertsCall& call) { compute(isa, call, Part::kAll); }
+
+void present_experts(const Isa& isa, const ExpertsCall& call) { compute(isa, call, Part::kPresent); }
 
 void expert_pairs(const Isa& isa, const ExpertsCall& call) { compute(isa, call, Part::kPairs); }
 

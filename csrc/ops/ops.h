@@ -77,6 +77,9 @@ struct ExpertsCall {
 };
 void experts(const Isa& isa, const ExpertsCall& call);
 
+// The same without residual, of the experts in a slot alone: a token without one gets 0.
+void present_experts(const Isa& isa, const ExpertsCall& call);
+
 // The same in parts, as experts come into memory. For pairs (token, k) with an expert in a slot: out[pair] is
 // topk_weights[pair] * its result, [num_tokens * top_k, hidden]. Rows of other pairs stay unchanged.
 void expert_pairs(const Isa& isa, const ExpertsCall& call);

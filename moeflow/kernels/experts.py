@@ -86,18 +86,42 @@ def expert_pairs(
         return triton_experts.expert_pairs(
             x, gate_up, down, topk_ids, topk_weights, experts, function=function, biases=biases
         )
-    num_tokens, top_k = topk_ids.shape
-    layer, ids = _GivenExperts(gate_up, down, function, biases), topk_ids.flatten()
-    pairs = ((ids >= experts.start) & (ids < experts.stop)).nonzero().flatten()
-    pairs = pairs[ids[pairs].argsort(stable=True)]
-    counts = torch.bincount(ids[pairs], minlength=len(gate_up)).tolist()
-    rows = torch.split(x.index_select(0, pairs.div(top_k, rounding_mode="floor")), counts)
-    results = [layer.run_expert(part, expert) for expert, part in enumerate(rows) if len(part)]
-    out = torch.zeros(num_tokens * top_k, x.shape[1], device=x.device)
-    if results:
-        weighted = torch.cat(results).float().mul_(topk_weights.flatten()[pairs].unsqueeze(-1))
-        out.index_copy_(0, pairs, weighted)
-    return out.view(num_tokens, top_k, x.shape[1])
+    is_computed = (topk_ids >= experts.start) & (topk_ids < experts.stop)
+    return _GivenExperts(gate_up, down, function, biases).weighted_pairs(x, topk_ids, topk_weights, is_computed)
+
+
+class ExpertsInSlots(msgspec.Struct, frozen=True):
+    """Some experts of a layer, in slots whose contents may change between passes."""
+
+    gate_up: Tensor | PlanarWeights  # [slots, 2I, H] or [slots, I, H]
+    down: Tensor | PlanarWeights  # [slots, H, I]
+    slots: Tensor  # [E] int32, negative: no slot
+    function: Activation = "silu"
+    biases: ExpertBiases | None = None  # of all experts
+
+    def sums(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, total: Tensor | None = None) -> Tensor:
+        """Return the weighted sum of each token's experts that have slots, plus a total of others.
+
+        Shapes: as for `fused_experts`; total [T, H] float32 -> [T, H] float32.
+        Blocks: without Triton until the device knows topk_ids.
+        """
+        if launching.accepts(x):
+            return triton_experts.fused_experts(
+                x,
+                self.gate_up,
+                self.down,
+                topk_ids,
+                topk_weights,
+                function=self.function,
+                biases=self.biases,
+                residual=total,
+                slots=self.slots,
+                dtype=torch.float32,
+            )
+        layer = _GivenExperts(self.gate_up, self.down, self.function, self.biases, self.slots.tolist())
+        weighted = layer.weighted_pairs(x, topk_ids, topk_weights, (self.slots >= 0)[topk_ids])
+        out = weighted.sum(dim=1)
+        return out if total is None else out.add_(total)
 
 
 class _GivenExperts(msgspec.Struct, frozen=True):
@@ -107,6 +131,26 @@ class _GivenExperts(msgspec.Struct, frozen=True):
     down: ExpertMatrices
     function: Activation
     biases: ExpertBiases | None
+    slots: list[int] | None = None  # of the matrices of each expert; None: experts are in order
+
+    @property
+    def num_experts(self) -> int:
+        """How many the layer has."""
+        return len(self.gate_up) if self.slots is None else len(self.slots)
+
+    def weighted_pairs(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, is_computed: Tensor) -> Tensor:
+        """Return the weighted results of some pairs, and 0 for others: [T, K, H] float32."""
+        (num_tokens, top_k), ids = topk_ids.shape, topk_ids.flatten()
+        pairs = is_computed.flatten().nonzero().flatten()
+        pairs = pairs[ids[pairs].argsort(stable=True)]
+        counts = torch.bincount(ids[pairs], minlength=self.num_experts).tolist()
+        rows = torch.split(x.index_select(0, pairs.div(top_k, rounding_mode="floor")), counts)
+        results = [self.run_expert(part, expert) for expert, part in enumerate(rows) if len(part)]
+        out = torch.zeros(num_tokens * top_k, x.shape[1], device=x.device)
+        if results:
+            weighted = torch.cat(results).float().mul_(topk_weights.flatten()[pairs].unsqueeze(-1))
+            out.index_copy_(0, pairs, weighted)
+        return out.view(num_tokens, top_k, x.shape[1])
 
     def run_sorted(self, x: Tensor, topk_ids: Tensor) -> Tensor:
         """Return each expert's result for each token that chose it: [T * K, H], in the order of topk_ids."""
@@ -122,7 +166,8 @@ class _GivenExperts(msgspec.Struct, frozen=True):
     def run_expert(self, rows: Tensor, expert: int) -> Tensor:
         """Shapes: rows [n, H] -> [n, H]."""
         up_bias, down_bias = (bias[expert] for bias in self.biases) if self.biases else (None, None)
-        gate_up, down = (matrices[expert].to(rows.dtype) for matrices in (self.gate_up, self.down))
+        slot = expert if self.slots is None else self.slots[expert]
+        gate_up, down = (matrices[slot].to(rows.dtype) for matrices in (self.gate_up, self.down))
         units = linear(rows, gate_up, up_bias)
         units = activate(self.function, units, is_gated=len(gate_up) != down.shape[1])
         return linear(units, down, down_bias)

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from moeflow.kernels.activation import NONLINEARITIES
 from moeflow.kernels.expert_biases import ExpertBiases
-from moeflow.kernels.experts import fused_experts
+from moeflow.kernels.experts import ExpertsInSlots, fused_experts
 
 NUM_EXPERTS, HIDDEN, WIDTH = 6, 16, 10
 
@@ -118,3 +118,24 @@ def test_bfloat16_results_are_weighted_and_added_in_float32():
     got = fused_experts(x, gate_up, down, torch.arange(6).unsqueeze(0), weights)
     assert (got == torch.tensor(6 * 1.0039).to(torch.bfloat16)).all()
     assert (got != 6).all()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 9])
+def test_experts_without_slots_add_nothing(num_tokens):
+    gate_up, down = _weights()
+    slots = torch.tensor([2, -1, 0, 3, -1, 1], dtype=torch.int32)
+    used = [expert for expert in range(NUM_EXPERTS) if slots[expert] >= 0]
+    places = slots[used].long()
+    moved = (torch.full((4, *each.shape[1:]), torch.nan) for each in (gate_up, down))
+    moved_up, moved_down = (
+        new.index_copy(0, places, each[used]) for new, each in zip(moved, (gate_up, down), strict=True)
+    )
+    biases = ExpertBiases(torch.randn(NUM_EXPERTS, 2 * WIDTH), torch.randn(NUM_EXPERTS, HIDDEN))
+    x, topk_ids, topk_weights = _inputs(num_tokens, 3)
+    before = torch.randn(num_tokens, HIDDEN)
+    got = ExpertsInSlots(moved_up, moved_down, slots, "relu", biases).sums(x, topk_ids, topk_weights, before)
+    has_slot = (slots >= 0)[topk_ids]
+    expected = before + fused_experts(
+        x, gate_up, down, topk_ids, topk_weights * has_slot, function="relu", biases=biases
+    )
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)

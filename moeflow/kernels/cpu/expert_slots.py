@@ -8,6 +8,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 
+import numpy as np
+from numpy.typing import NDArray
+
 from moeflow.kernels.arrays import Array, address, floats_like
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import floats, ids
@@ -60,6 +63,32 @@ class SlotExperts:
             topk_ids=ids(topk_ids),
             topk_weights=floats(topk_weights, num_tokens, top_k),
             out=floats(pairs, num_tokens * top_k, hidden),
+        )
+
+
+class PresentExperts:
+    """Experts of one layer in a table of slots that may change between calls."""
+
+    def __init__(self, memory: PackedExperts, table: NDArray[np.int32]) -> None:
+        """Take the memory of the slots, with the layer's biases, and the slot of each expert, negative: absent."""
+        self._memory, self._table = memory, table  # kept for the kernels
+        self._layer = memory.in_slots(address(table), len(table), memory.biases)
+
+    def sums(self, x: Array, topk_ids: Array, topk_weights: Array, out: Array) -> None:
+        """Write the weighted sum of each token's present experts, in ascending order; 0 for a token without any.
+
+        Shapes: as in `PackedExperts.compute`; out [T, H] float32.
+        """
+        num_tokens, top_k = topk_ids.shape
+        hidden = self._memory.hidden
+        _cpu.present_experts(
+            layer=self._layer,
+            x=floats(x, num_tokens, hidden),
+            num_tokens=num_tokens,
+            top_k=top_k,
+            topk_ids=ids(topk_ids),
+            topk_weights=floats(topk_weights, num_tokens, top_k),
+            out=floats(out, num_tokens, hidden),
         )
 
 

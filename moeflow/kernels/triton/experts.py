@@ -27,6 +27,8 @@ from moeflow.kernels.triton.planar_weights import PlanarWeights
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from moeflow.kernels.arrays import DType
+
 _MOST_SCANNED = 512  # pairs that each program of the form by experts looks through
 _SORT_BLOCK = 2048  # ids at a time
 _SUM_BLOCK = 512  # outputs of a program
@@ -43,16 +45,18 @@ def fused_experts(
     biases: ExpertBiases | None = None,
     residual: Tensor | None = None,
     slots: Tensor | None = None,
+    dtype: DType | None = None,
 ) -> Tensor:
     """Return the weighted sum of each token's experts plus the residual, as the reference does.
 
     `slots` [E] int32 numbers the matrices of each expert. An expert with a negative slot contributes 0. Matrices of a
-    tensor are contiguous, at any distance from each other. Launches: 3, or 4 for more than 512 pairs.
+    tensor are contiguous, at any distance from each other. The result is in `dtype`, None: in x's. Launches: 3, or 4
+    for more than 512 pairs.
     """
     num_experts = len(gate_up) if slots is None else len(slots)
     pairs = Pairs(topk_ids.contiguous(), num_experts, range(num_experts), slots)
     results = _results(x, gate_up, down, pairs, function, biases)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
     _weigh(results, topk_weights, pairs, out, residual, is_summed=True)
     return out
 

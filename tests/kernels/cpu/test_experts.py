@@ -5,6 +5,7 @@ Held against float64 (every rounding accounted for) and against the torch refere
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from moeflow.kernels.activation import NONLINEARITIES, ClampedSwiglu, apply
 from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.expert_slots import PresentExperts
 from moeflow.kernels.cpu.packed_experts import ExpertKind, PackedExperts
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.experts import fused_experts
@@ -271,3 +273,17 @@ def test_parts_of_experts_are_filled_one_by_one(needs_kernels):
             for part, source in zip(destinations, tensors, strict=True):
                 part.fill(source, torch.arange(len(source)))
         assert torch.equal(got.storage, want.storage)
+
+
+@pytest.mark.parametrize("absent", [(), (0, 3), (0, 1, 2, 3, 4)])
+@pytest.mark.parametrize("num_tokens", [1, 40])
+def test_absent_experts_add_nothing(needs_kernels, num_tokens, absent):
+    packed = pack(64, 48, "float32", has_bias=True)
+    x, topk_ids, topk_weights = route(num_tokens, 64, 3)
+    table = np.arange(5, dtype=np.int32)
+    present = PresentExperts(packed, table)
+    table[list(absent)] = -1  # after the experts were made: each call reads the table
+    out = torch.full((num_tokens, 64), torch.nan)
+    present.sums(x, topk_ids, topk_weights, out)
+    is_present = torch.from_numpy(table)[topk_ids] >= 0
+    assert torch.equal(out, packed.compute(x, topk_ids, topk_weights * is_present))
