@@ -214,7 +214,19 @@ class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
     peer_pairs_served_total: int = 0  # of tokens and experts, that it has computed for others,
     peer_serve_s_total: float = 0.0  # in so long
     peer_pairs_taken_over_total: int = 0  # computed itself, because whose experts they ask for was not there
-    expert_moves_total: int = 0  # of experts from a rank to another, to its further homes, or away from these
+    # Of experts from a rank to another, to its further homes, or away from these; or to a GPU's slot.
+    expert_moves_total: int = 0
+    experts_on_gpu: int = 0  # slots of a model that shares its experts between a GPU and the CPU
+    gpu_pairs_total: int = 0  # of token and expert, in passes that both compute: those that found the expert there
+    cpu_pairs_total: int = 0  # all others
+    cpu_experts_s_total: float = 0.0  # the CPU computed those; the GPU waits after its own experts
+    cpu_wait_s_total: float = 0.0  # the CPU waited for the GPU
+    streamed_passes_total: int = 0  # of long prompts, whose experts were copied to the GPU
+
+    @property
+    def gpu_share(self) -> float:
+        """Share of those pairs that the GPU computed; 0 before the first."""
+        return self.gpu_pairs_total / max(self.gpu_pairs_total + self.cpu_pairs_total, 1)
 
     @property
     def expert_hit_rate(self) -> float:

@@ -28,15 +28,16 @@ def _set_up_threads(config: EngineConfig) -> None:
 
     Beside a device that computes in torch, the kernels attend while torch copies weights, for which a few threads do.
     """
-    if config.cpu_isa:
-        extension.use_isa(config.cpu_isa)
-    if config.cpu_isa or (config.offload is not None and extension.is_available()):
+    cpu_isa = config.cpu_isa if config.hybrid is None else config.hybrid.cpu_isa
+    if cpu_isa:
+        extension.use_isa(cpu_isa)
+    if cpu_isa or (config.offload is not None and extension.is_available()):
         _start_threads(config.num_threads)
     num_threads = config.num_threads
     if config.offload is not None and config.offload.cuda is not None:
         num_threads = min(num_threads, COPY_THREADS)
     if needs_torch(config):
-        torch.set_num_threads(1 if config.cpu_isa else num_threads)
+        torch.set_num_threads(1 if cpu_isa else num_threads)
 
 
 def _start_threads(count: int) -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -58,14 +59,63 @@ class Graph(Protocol):
         """Compute the pass again, from the numbers that its inputs have now."""
 
 
+class HostSteps(Protocol):
+    """The steps of a pass that the host computes between kernels."""
+
+    takes_graphs: bool  # whether the next pass may be a captured one
+
+    def cut_by(self, cut: Callable[[Callable[[], None]], None]) -> AbstractContextManager[None]:
+        """Give the steps of a pass to `cut`, in place of running them, as long as the result is entered."""
+
+
+class CutGraph:
+    """A captured pass in several graphs, with a step of the host between each two.
+
+    It is captured as `torch.cuda.CUDAGraph` is.
+    """
+
+    def __init__(self, make_graph: Callable[[], Any]) -> None:
+        self._make_graph = make_graph
+        self._graphs: list[Any] = []
+        self._steps: list[Callable[[], None]] = []
+        self._begin: Callable[[Any], None] = lambda graph: None
+
+    def capture_begin(self, *arguments: Any, **named: Any) -> None:
+        """Begin the first graph."""
+        self._begin = lambda graph: graph.capture_begin(*arguments, **named)
+        self._add()
+
+    def cut(self, step: Callable[[], None]) -> None:
+        """End a graph, and begin the next one behind a step of the host."""
+        self._graphs[-1].capture_end()
+        self._steps.append(step)
+        self._add()
+
+    def capture_end(self) -> None:
+        """End the last graph."""
+        self._graphs[-1].capture_end()
+
+    def replay(self) -> None:
+        """Compute the pass again."""
+        for number, graph in enumerate(self._graphs):
+            if number:
+                self._steps[number - 1]()
+            graph.replay()
+
+    def _add(self) -> None:
+        self._graphs.append(self._make_graph())
+        self._begin(self._graphs[-1])
+
+
 class GraphRecorder:
     """Captures graphs that share memory: only one runs at a time.
 
     All are captured on one stream, since torch keeps a workspace for the products of each stream.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, steps: HostSteps | None = None) -> None:
+        """`steps` None: passes have no steps of the host."""
+        self._device, self._steps = device, steps
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
@@ -81,8 +131,12 @@ class GraphRecorder:
                 for _ in range(_WARM_UPS):
                     run()
             current.wait_stream(self._stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            graph = CutGraph(torch.cuda.CUDAGraph)
+            cutting = nullcontext() if self._steps is None else self._steps.cut_by(graph.cut)
+            with (
+                cutting,
+                torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),  # type: ignore[arg-type]
+            ):
                 hidden = run()
         return graph, hidden
 
@@ -97,15 +151,22 @@ class _DecodePass(msgspec.Struct, frozen=True):
 class GraphForward:
     """A `Forward` that replays captured decode passes, and runs all others as they come."""
 
-    def __init__(self, model: CausalLM, kv: KVStorage, device: torch.device, scheduler: SchedulerConfig) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        kv: KVStorage,
+        device: torch.device,
+        scheduler: SchedulerConfig,
+        steps: HostSteps | None = None,
+    ) -> None:
         """Capture passes of up to as many sequences as are scheduled; takes about a second."""
-        self._model, self._kv, self._device = model, kv, device
+        self._model, self._kv, self._device, self._steps = model, kv, device, steps
         self._max_blocks = -(-scheduler.max_model_len // kv.block_size)  # of a sequence
         self._passes: dict[int, _DecodePass] = {}
         self._sizes = captured_sizes(scheduler.max_num_seqs)
         num_bytes = len(pinned_bytes(self._largest_arrays(self._sizes[-1]), torch.device("cpu")))
         self._inputs = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        self._recorder = GraphRecorder(device)
+        self._recorder = GraphRecorder(device, steps)
         self._capture_all()
 
     def num_micro_batches(self, num_tokens: int) -> int:
@@ -149,6 +210,8 @@ class GraphForward:
     def _size_for(self, given: PassInput) -> int | None:
         """Return the captured size that holds a pass; None: it is no decode pass, or is too large."""
         number = len(given.starts)
+        if self._steps is not None and not self._steps.takes_graphs:
+            return None
         if len(given.token_ids) != number or given.trees or given.num_encoder_tokens or _has_chains(given.states):
             return None
         place = bisect_left(self._sizes, number)

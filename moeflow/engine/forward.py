@@ -93,10 +93,12 @@ def make_forward(
     kv: KVStorage,
     upkeep: RankUpkeep | None,
     replica: ExpertReplica | None = None,
+    steps: decode_graphs.HostSteps | None = None,
 ) -> Forward:
     """Return how this process computes passes.
 
-    `upkeep`: of a rank that shares the model; `replica`: one whose passes may be cut.
+    `upkeep`: of a rank that shares the model; `replica`: one whose passes may be cut; `steps`: of passes on a GPU,
+    which the host computes.
     """
     parallel = config.parallel
     if replica is not None:
@@ -105,7 +107,7 @@ def make_forward(
     device = device_of_arrays(config, model.config)
     if config.device != "cpu" and decode_graphs.can_capture(model, config):
         assert isinstance(model, CausalLM)
-        return decode_graphs.GraphForward(model, kv, torch.device(config.device), config.scheduler)
+        return decode_graphs.GraphForward(model, kv, torch.device(config.device), config.scheduler, steps)
     if upkeep is None or parallel is None or parallel.stages is None:
         return WholeForward(model, kv, device)
     assert isinstance(model, CausalLM), "ranks keep their weights in memory"

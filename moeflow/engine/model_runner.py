@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import msgspec
 
@@ -30,6 +30,7 @@ from moeflow.models.pass_input import PROMPT_CHUNK, PassInput
 from moeflow.pipeline.runtime.trace import Label, Trace
 
 if TYPE_CHECKING:
+    from moeflow.engine import hybrid_store
     from moeflow.engine.expert_replica import ExpertReplica
     from moeflow.engine.lossy_routing import LossyRouting
     from moeflow.engine.offload import offloaded_model
@@ -59,6 +60,32 @@ class Closable(Protocol):
 
     def close(self) -> None:
         """End threads, close files."""
+
+
+class PassExperts(Protocol):
+    """The experts of passes that do not find all of them in one place."""
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds that passes have waited for a disk."""
+
+    def expect(self, request: Request) -> None:
+        """Receive a request of a later pass."""
+
+    def begin_pass(self, batch: Batch) -> None:
+        """Begin a pass."""
+
+    def end_pass(self, num_tokens: int) -> None:
+        """End a pass without an error."""
+
+    def drop_pass(self) -> None:
+        """End a failed pass."""
+
+    def stats(self) -> ExpertStats:
+        """Return the counters as they are now."""
+
+    def close(self) -> None:
+        """End threads, and give memory back."""
 
 
 class Runner(Protocol):
@@ -115,7 +142,7 @@ class ModelRunner:
         model: LanguageModel | offloaded_model.OffloadedModel,
         config: EngineConfig,
         info: ModelInfo,
-        experts: expert_store.ExpertStore | None = None,
+        experts: PassExperts | None = None,
         recorder: RoutingRecord | None = None,
         trace: Trace | None = None,
         others: OtherProcesses = ALONE,
@@ -129,6 +156,8 @@ class ModelRunner:
         self.info = info
         self._model = model
         self._experts, self._lossy = experts, lossy
+        self._store = cast("expert_store.ExpertStore | None", experts if config.experts is not None else None)
+        hybrid = cast("hybrid_store.HybridStore | None", experts if config.hybrid is not None else None)
         self._recorder = recorder
         self._closed_too: list[Closable] = []
         self._trace, self._trace_file, self._graph_file = trace, config.trace_file, config.graph_file
@@ -138,15 +167,17 @@ class ModelRunner:
         self._kv = make_kv_storage(config, shape)
         # Recording visits one layer after the other, so such a pass is not split.
         replica = None if recorder is not None else self._replica
-        self._forward = make_forward(config, model, self._kv, self._upkeep, replica)
+        self._forward = make_forward(
+            config, model, self._kv, self._upkeep, replica, None if hybrid is None else hybrid.pool
+        )
         is_continuous = config.scheduler.policy == "continuous"  # others have all requests in every pass
         self._sampling = MaskedSampling(PASS_WAIT_S if is_continuous else None)
         self._num_generated = 0  # tokens, by the last pass
         self._kv_moves: list[tuple[int, int]] = []  # after the last pass, which other ranks make before the next
         self._keeper: memory_limiter.MemoryLimiter | None = None
-        if experts is not None and config.experts is not None and config.memory is not None:
+        if self._store is not None and config.experts is not None and config.memory is not None:
             self._keeper = memory_limiter.MemoryLimiter(
-                config.memory, shape, config.scheduler, config.experts, experts.slots, self._kv
+                config.memory, shape, config.scheduler, config.experts, self._store.slots, self._kv
             )
 
     def check_ranks(self) -> None:
@@ -172,7 +203,7 @@ class ModelRunner:
     @property
     def experts(self) -> expert_store.ExpertStore | None:
         """Where experts come from; None: all are in memory."""
-        return self._experts
+        return self._store
 
     @property
     def trace(self) -> Trace | None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.identity import checkpoint_identity
@@ -20,12 +20,19 @@ from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import EncoderConfig, ModelConfig
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.engine.compute_setup import device_of_arrays, device_of_layers, set_up
-from moeflow.engine.model_runner import ModelRunner, OtherProcesses
+from moeflow.engine.model_runner import ModelRunner, OtherProcesses, PassExperts
 from moeflow.kernels.arrays import dtype_on
 from moeflow.kernels.on_demand import on_demand
-from moeflow.kernels.weight_format import DEVICE_DTYPES
+from moeflow.kernels.weight_format import DEVICE_DTYPES, WeightFormat
 from moeflow.models.importance import known_importance
-from moeflow.models.layers.allocation.expert_homes import ExpertHome, InCache, InMemory, SharedByReplicas, home_on_ranks
+from moeflow.models.layers.allocation.expert_homes import (
+    ExpertHome,
+    InCache,
+    InMemory,
+    OnBothProcessors,
+    SharedByReplicas,
+    home_on_ranks,
+)
 from moeflow.models.layers.allocation.packed import PackedAllocator
 from moeflow.models.layers.allocation.planar import PlanarAllocator
 from moeflow.models.layers.allocation.tensors import SlabAllocator
@@ -48,9 +55,17 @@ if TYPE_CHECKING:
 
 with on_demand(__name__):
     from moeflow.checkpoint.packed import resident_reader
-    from moeflow.engine import expert_replica, expert_store, lossy_routing, prefetch_sources, routing_record
+    from moeflow.engine import (
+        expert_replica,
+        expert_store,
+        hybrid_store,
+        lossy_routing,
+        prefetch_sources,
+        routing_record,
+    )
     from moeflow.engine.offload import offloaded_model
     from moeflow.engine.ranks import joined_ranks, rank_processes, rank_upkeep
+    from moeflow.experts.hybrid import hybrid_experts
     from moeflow.models.layers import encoder_decoder
     from moeflow.workload import routing_recorder, routing_trace
 
@@ -75,9 +90,10 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         if ranks is not None:
             on_failure.callback(ranks.close)
         replica = _expert_replica(checkpoint, config)
+        hybrid = _hybrid_layers(checkpoint, config)
         memory = weight_memory(checkpoint, config, experts, progress, replica)
         upkeep = None if ranks is None else make_upkeep(checkpoint, config, ranks.group)
-        allocator = make_allocator(config, memory, experts, recorder, upkeep, replica)
+        allocator = make_allocator(config, memory, experts, recorder, upkeep, replica, hybrid)
         importance = known_importance(config.importance_file)
         model = load_model(
             checkpoint, allocator, num_threads=config.num_threads, progress=progress, importance=importance
@@ -102,9 +118,10 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
             assert isinstance(model, CausalLM), "devices are for decoder-only models"
             served = offloaded_model.OffloadedModel(model, config, trace)
             on_failure.callback(served.close)
+        store: PassExperts | None = experts or _hybrid_store(hybrid, config, model.config, on_failure)
         info = _describe(model.config, checkpoint, config)
         others = OtherProcesses(ranks, upkeep, replica)
-        runner = ModelRunner(served, config, info, experts, recorder, trace, others, lossy)
+        runner = ModelRunner(served, config, info, store, recorder, trace, others, lossy)
         on_failure.pop_all()
         if memory.pages is not None:
             memory.pages.begin()
@@ -160,10 +177,11 @@ def make_allocator(
     recorder: routing_record.RoutingRecord | None = None,
     ranks: rank_upkeep.RankUpkeep | None = None,
     replica: expert_replica.ExpertReplica | None = None,
+    hybrid: hybrid_experts.HybridLayers | None = None,
 ) -> WeightAllocator:
     """Return the places and formats of the layers' weights; `ranks`: the ranks that share the model.
 
-    `replica` shares the experts with others.
+    `replica` shares the experts with others; `hybrid` has them on a GPU and on the CPU.
     """
     device = None if memory.is_numpy else device_of_layers(config)
     dtype = dtype_on(config.dtype, device)
@@ -179,6 +197,7 @@ def make_allocator(
                 routers,
                 formats=formats,
                 has_file_blocks=config.is_own_precision and config.weight_format not in DEVICE_DTYPES,
+                home=None if hybrid is None else _home_on_both(config, hybrid, memory),
                 on_route=on_route,
                 expert_capacity=capacity,
             )
@@ -195,6 +214,30 @@ def make_allocator(
         on_route=on_route,
         expert_capacity=capacity,
     )
+
+
+def _hybrid_layers(checkpoint: Checkpoint, config: EngineConfig) -> hybrid_experts.HybridLayers | None:
+    if config.hybrid is None:
+        return None
+    shape = read_model_config(checkpoint)
+    return hybrid_experts.HybridLayers(
+        config.hybrid, shape.num_moe_layers, shape.routing.num_experts, device_of_layers(config)
+    )
+
+
+def _hybrid_store(
+    layers: hybrid_experts.HybridLayers | None, config: EngineConfig, shape: ModelConfig, on_failure: ExitStack
+) -> hybrid_store.HybridStore | None:
+    """Return the experts of a loaded model, which `on_failure` closes."""
+    if layers is None:
+        return None
+    store = hybrid_store.HybridStore(layers, config, shape.routing.top_k)
+    on_failure.callback(store.close)
+    return store
+
+
+def _home_on_both(config: EngineConfig, layers: hybrid_experts.HybridLayers, memory: WeightMemory) -> OnBothProcessors:
+    return OnBothProcessors(layers, cast(WeightFormat, layers.config.cpu_weight_format), config.is_wide, memory)
 
 
 def _expert_home(

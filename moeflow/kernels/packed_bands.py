@@ -63,6 +63,18 @@ class ExpertLayout(msgspec.Struct, frozen=True):
         )
 
 
+def empty_like(matrices: PlainMatrices, count: int) -> PlainMatrices:
+    """Return room for so many matrices of the same kind. Raises: RuntimeError from torch."""
+    if isinstance(matrices, PlanarWeights):
+        values, scales = (_room(each, count) for each in (matrices.values, matrices.scales))
+        return PlanarWeights(matrices.format, values, scales, matrices.group)
+    return _room(matrices, count)
+
+
+def _room(like: Tensor, count: int) -> Tensor:
+    return torch.empty((count, *like.shape[1:]), dtype=like.dtype, device=like.device)
+
+
 def store(matrices: PlainMatrices, slots: PlainMatrices, first: int) -> None:
     """Write matrices to consecutive slots, in the slots' format."""
     if isinstance(slots, PlanarWeights):

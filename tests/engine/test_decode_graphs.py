@@ -77,6 +77,81 @@ def test_all_passes_are_captured_on_one_stream_of_the_models_gpu(monkeypatch, fa
     assert set(captured) == {(torch.device("cuda:1"), "cuda:1 1")}
 
 
+class NotedGraph:
+    """A graph that notes what is done to it, and replays what was noted between its begin and its end."""
+
+    def __init__(self, log):
+        self._log = log
+
+    def capture_begin(self, *arguments, **named):
+        self._log.append(("begin", arguments, named))
+        self._start = len(self._log)
+
+    def capture_end(self):
+        self._work = self._log[self._start :]
+        self._log.append("end")
+
+    def replay(self):
+        self._log.extend(self._work)
+
+
+class HostSteps:
+    """Two layers, each with a step of the host between two kernels."""
+
+    takes_graphs = True
+
+    def __init__(self, log):
+        self._log = log
+        self._run = lambda step: step()
+
+    @contextmanager
+    def cut_by(self, cut):
+        self._run = cut
+        yield
+        self._run = lambda step: step()
+
+    def layers(self):
+        for layer in range(2):
+            self._log.append(f"kernel {layer}")
+            self._run(lambda layer=layer: self._log.append(f"host {layer}"))
+        self._log.append("head")
+        return "hidden"
+
+
+def test_a_pass_is_cut_at_each_step_of_the_host(monkeypatch):
+    log = []
+    cuda, steps = FakeCuda(monkeypatch), HostSteps(log)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: NotedGraph(log))
+
+    @contextmanager
+    def graph(cuda_graph, *, pool, stream, capture_error_mode):  # as torch's
+        cuda_graph.capture_begin(pool, capture_error_mode=capture_error_mode)
+        yield
+        cuda_graph.capture_end()
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    whole = ["kernel 0", "host 0", "kernel 1", "host 1", "head"]
+    captured, hidden = GraphRecorder(torch.device("cuda:1"), steps).capture(steps.layers)
+    begin = ("begin", ("pool",), {"capture_error_mode": "thread_local"})
+    assert log == [*whole * 2, begin, "kernel 0", "end", begin, "kernel 1", "end", begin, "head", "end"]
+    assert hidden == "hidden"
+    log.clear()
+    captured.replay()
+    assert log == whole  # the host's steps are run now, between the graphs
+    assert cuda.current[1] == "default"
+    log.clear()
+    steps.layers()
+    assert log == whole
+
+
+def test_passes_that_are_not_for_graphs_run_as_they_come():
+    forward = GraphForward.__new__(GraphForward)
+    forward._sizes, forward._passes = SIZES, dict.fromkeys(SIZES)
+    for takes_graphs, size in ((True, 2), (False, None)):
+        forward._steps = SimpleNamespace(takes_graphs=takes_graphs)
+        assert forward._size_for(PassInput([3, 4], [15, 16], [1, 1], [(0,), (0, 1)], [[0, 1]])) == size
+
+
 def model_of(head_dim=128, latent_dim=0, embed_positions=None):
     heads = SimpleNamespace(head_dim=head_dim)
     attention = SimpleNamespace(heads=heads, other_heads={}, latent=latent_dim or None, latent_dim=latent_dim)
@@ -158,7 +233,7 @@ def test_sizes_without_memory_are_left_out(monkeypatch, caplog, most, message, c
 )
 def test_a_state_of_the_same_pass_is_not_read_by_a_graph(second, size):
     forward = GraphForward.__new__(GraphForward)
-    forward._sizes, forward._passes = SIZES, dict.fromkeys(SIZES)
+    forward._sizes, forward._passes, forward._steps = SIZES, dict.fromkeys(SIZES), None
     states = [StateUse(source=0, target=0, saves=((16, 7),)), second]
 
     assert forward._size_for(PassInput([3, 4], [15, 16], [1, 1], [(0,), (0, 1)], [[0, 1]], states=states)) == size

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import collections
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -46,11 +47,17 @@ class Counts:
         self.launches: collections.Counter[str] = collections.Counter()
         self.synchronizations: collections.Counter[str] = collections.Counter()
         self.pageable_copies: collections.Counter[str] = collections.Counter()
+        self.late_copies: list[Callable[[], Any]] = []  # to the host, for which it has not waited yet
 
     def clear(self) -> None:
         """Begin again."""
         for counter in (self.launches, self.synchronizations, self.pageable_copies):
             counter.clear()
+
+    def arrive(self) -> None:
+        """Have all copies to the host arrive."""
+        while self.late_copies:
+            self.late_copies.pop(0)()
 
     def report(self) -> dict[str, dict[str, int]]:
         """Return all counts."""
@@ -205,6 +212,9 @@ def _copy(target: Any, source: Any, is_pinned: bool) -> Any:
         if not is_pinned:
             COUNTS.pageable_copies[_line()] += 1
     elif from_device:
+        if is_pinned:
+            COUNTS.late_copies.append(partial(target.copy_, raw(source).clone()))
+            return target
         COUNTS.synchronizations[f"copy to the host @ {_line()}"] += 1
     raw(target).copy_(raw(source))
     return target

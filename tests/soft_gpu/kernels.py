@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from moeflow.engine import decode_graphs
+from moeflow.experts.hybrid import seam
 from moeflow.kernels import activation, logit_edits, norm, rotary
 from moeflow.kernels import experts as experts_reference
 from moeflow.kernels.attention import attention as attention_reference
@@ -22,6 +23,7 @@ from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.device_table import DeviceTable
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.attention.scores import Scores
+from moeflow.kernels.cpu import device_flag
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.linear import linear
 from moeflow.kernels.norm import NormWeights
@@ -51,7 +53,7 @@ from moeflow.kernels.triton import recurrence as triton_recurrence
 from moeflow.kernels.triton import routing as triton_routing
 from moeflow.kernels.triton import short_conv as triton_short_conv
 from moeflow.pipeline.devices import staging
-from tests.soft_gpu.device import DEVICE, SoftTensor, count_launch, raw, wrapped
+from tests.soft_gpu.device import COUNTS, DEVICE, SoftTensor, count_launch, raw, wrapped
 from tests.soft_gpu.streams import soft_staging
 
 Function = Callable[..., Any]
@@ -72,7 +74,7 @@ class _Rerun:
 class _Recorder:
     """Stands in for what captures CUDA graphs."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, steps: Any = None) -> None:
         pass
 
     def capture(self, run: Callable[[], Any]) -> tuple[_Rerun, Any]:
@@ -89,6 +91,7 @@ def soft_kernels() -> Iterator[None]:
         patches.enter_context(mock.patch.object(triton_attention, "gpu_of", return_value=H100))
         patches.enter_context(mock.patch.object(staging, "Staging", soft_staging))
         patches.enter_context(mock.patch.object(chunked_recurrence, "suits", _has_chunks))
+        patches.enter_context(mock.patch.object(seam, "wait_for_flag", _wait))
         for module, name, reference in _REFERENCES:
             stand_in = _stand_in(getattr(module, name), reference)
             patches.enter_context(mock.patch.object(module, name, stand_in))
@@ -96,6 +99,14 @@ def soft_kernels() -> Iterator[None]:
             if hasattr(module, "launch"):
                 patches.enter_context(mock.patch.object(module, "launch", _count))
         yield
+
+
+def _wait(flag: torch.Tensor, seconds: float) -> bool:
+    """Have the copies arrive, as they do while the host waits; a flag that is not among them would never come."""
+    COUNTS.synchronizations["flag"] += 1
+    COUNTS.arrive()
+    assert device_flag.wait_for_flag(flag, 0.0)
+    return True
 
 
 def _count(kernel: Any, grid: Any, *arguments: Any, **constants: Any) -> None:
@@ -209,6 +220,23 @@ def _latent_input(
     return queries
 
 
+def _experts(
+    x: torch.Tensor,
+    gate_up: Any,
+    down: Any,
+    ids: Any,
+    weights: Any,
+    *,
+    slots: Any = None,
+    dtype: Any = None,
+    **named: Any,
+) -> torch.Tensor:
+    if slots is None:
+        return experts_reference.fused_experts(x, gate_up, down, ids, weights, **named)
+    total = named.pop("residual")
+    return experts_reference.ExpertsInSlots(gate_up, down, slots, **named).sums(x, ids, weights, total)
+
+
 def _apply_and_mul(gate_up: torch.Tensor, function: Any, *, alpha: float = 0.0, limit: float = 0.0) -> torch.Tensor:
     chosen = activation.ClampedSwiglu(alpha, limit) if function == "clamped_swiglu" else function
     return activation.apply_and_mul(chosen, gate_up)
@@ -269,7 +297,7 @@ _REFERENCES: tuple[tuple[ModuleType, str, Function], ...] = (
     (triton_recurrence, "recurrence", _of_states(recurrence_reference.recurrence)),
     (chunked_recurrence, "recurrence", _in_chunks),
     (triton_short_conv, "short_conv", _of_states(short_conv_reference.short_conv)),
-    (triton_experts, "fused_experts", experts_reference.fused_experts),
+    (triton_experts, "fused_experts", _experts),
     (quantized_linear, "quantized_linear", linear),
     (greedy, "greedy", _greedy),
     (triton_logit_edits, "edited", lambda logits, edits: torch.from_numpy(logit_edits.edited(logits, edits))),

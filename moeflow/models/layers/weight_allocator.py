@@ -145,6 +145,10 @@ class WeightAllocator:
 
     def experts(self, shape: ExpertShape, biases: ExpertBiases | None = None) -> ExpertWeights:
         """Return a layer's experts, to be filled through their `parts`, if they have any."""
+        return self._in_arrays(shape, biases)
+
+    def _in_arrays(self, shape: ExpertShape, biases: ExpertBiases | None = None) -> ExpertTensors:
+        """Return experts in two arrays, in the device's memory."""
         count, hidden, width = shape.num_experts, shape.hidden_size, shape.intermediate_size
         gate_up = self.empty(count, shape.kind.num_ups * width, hidden)
         return ExpertTensors(gate_up, self.empty(count, hidden, width), shape.kind, biases)

@@ -12,7 +12,7 @@ from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.kernels.on_demand import on_demand
 from moeflow.kernels.weight_format import WeightFormat
-from moeflow.models.layers.expert_weights import ExpertWeights, OffloadedExperts
+from moeflow.models.layers.expert_weights import ExpertTensors, ExpertWeights, OffloadedExperts
 from moeflow.models.layers.weight_allocator import ExpertShape
 from moeflow.parallel.blocks import band_blocks
 from moeflow.parallel.columns import Columns
@@ -20,10 +20,12 @@ from moeflow.parallel.group import Group
 
 if TYPE_CHECKING:
     from moeflow.experts.cached_experts import ExpertPool
+    from moeflow.experts.hybrid.hybrid_experts import HybridExperts, HybridLayers
     from moeflow.models.layers.expert_shares import ExpertShares
     from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 
 with on_demand(__name__):
+    from moeflow.experts.hybrid import hybrid_experts
     from moeflow.kernels.cpu import expert_slices
     from moeflow.models.layers.ranks import sliced_experts
 
@@ -93,6 +95,29 @@ class InCache:
     def place(self, experts: PackedSpec) -> ExpertWeights:
         """See `ExpertHome.place`."""
         return self.pool.add_layer(experts.biases)
+
+
+@dataclass(frozen=True, slots=True)
+class OnBothProcessors:
+    """All experts packed in main memory, and slots for some of them on a GPU."""
+
+    layers: HybridLayers
+    weight_format: WeightFormat  # of packed experts
+    is_wide: bool  # see `WeightFormats`
+    memory: WeightMemory
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of a layer."""
+        return self.layers.config.num_gpu_experts
+
+    def place(self, shape: ExpertShape, slots: ExpertTensors, biases: ExpertBiases | None) -> HybridExperts:
+        """Return the next layer's experts; `biases` are on the GPU. Raises: MemoryError."""
+        spec = PackedSpec(shape, (self.weight_format, self.weight_format), self.is_wide, self.memory)
+        storage = spec.rows(spec.expert_bytes)
+        assert storage is not None  # main memory has all of them
+        matrices = hybrid_experts.SlotMatrices(slots.gate_up, slots.down)
+        return self.layers.add(matrices, spec.over(storage), biases)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,8 @@ class PlanarAllocator(TensorAllocator):
 
     @property
     def rearranges(self) -> bool:
-        """See `WeightAllocator`. Blocks of files cannot be taken apart."""
-        return self.is_on_gpu and not self.has_file_blocks
+        """See `WeightAllocator`. Blocks of files, and experts on both processors, stay whole."""
+        return self.is_on_gpu and self.home is None and not self.has_file_blocks
 
     def in_layer(self, layer_idx: int) -> WeightAllocator:
         """See `WeightAllocator.in_layer`."""
@@ -63,8 +63,7 @@ class PlanarAllocator(TensorAllocator):
         ]
         return PlanarStack(weights) if len(weights) > 1 else weights[0]
 
-    def experts(self, shape: ExpertShape, biases: ExpertBiases | None = None) -> ExpertTensors:
-        """See `WeightAllocator.experts`."""
+    def _in_arrays(self, shape: ExpertShape, biases: ExpertBiases | None = None) -> ExpertTensors:
         count, hidden, width = shape.num_experts, shape.hidden_size, shape.intermediate_size
         up, down = self.formats.of_experts(self.layer)
         ups = self._matrices(up, count, shape.kind.num_ups * width, hidden)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from moeflow.checkpoint.packed.weight_memory import FreshMemory, WeightMemory
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.on_demand import torch
-from moeflow.models.layers.expert_weights import ExpertSlabs, slab_bytes
+from moeflow.models.layers.allocation.expert_homes import OnBothProcessors
+from moeflow.models.layers.expert_weights import ExpertSlabs, ExpertWeights, slab_bytes
 from moeflow.models.layers.weight_allocator import ExpertShape, WeightAllocator
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ class TensorAllocator(WeightAllocator):
     """All weights in tensors of one type, routers perhaps in another."""
 
     router_dtype: DType | None = None  # None: as all other weights
+    home: OnBothProcessors | None = field(default=None, kw_only=True)  # of experts; None: all are in tensors
 
     @property
     def bits_per_value(self) -> float:
@@ -56,6 +58,13 @@ class TensorAllocator(WeightAllocator):
     def ones(self, size: int) -> Array:
         """See `WeightAllocator.ones`."""
         return torch.ones(size, dtype=self.dtype, device=self.device)
+
+    def experts(self, shape: ExpertShape, biases: ExpertBiases | None = None) -> ExpertWeights:
+        """See `WeightAllocator.experts`."""
+        if self.home is None:
+            return self._in_arrays(shape, biases)
+        slots = self._in_arrays(replace(shape, num_experts=self.home.num_slots))
+        return self.home.place(shape, slots, biases)
 
     def _type_of_router(self, is_float32: bool) -> DType:
         return torch.float32 if is_float32 else self.router_dtype or self.dtype

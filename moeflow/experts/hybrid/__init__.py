@@ -1,0 +1,1 @@
+"""Experts of a model that is larger than its GPU: some in slots there, all others computed by the CPU."""

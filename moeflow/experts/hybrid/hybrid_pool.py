@@ -1,0 +1,128 @@
+"""The experts of all layers on both processors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from moeflow.core.out_of_memory import out_of_memory_as
+from moeflow.experts.hybrid.expert_stream import ExpertStream
+from moeflow.experts.hybrid.hybrid_experts import HybridLayers
+from moeflow.experts.hybrid.lanes import lanes_of
+from moeflow.experts.hybrid.moves import SlotMover
+from moeflow.experts.hybrid.popularity import Popularity
+from moeflow.experts.hybrid.seam import Seam, Step
+from moeflow.experts.hybrid.shared_sums import GPUSums, SharedSums
+from moeflow.experts.hybrid.slab_copies import PinnedMemory
+from moeflow.experts.hybrid.slot_tables import NO_SLOT
+
+logger = logging.getLogger(__name__)
+
+_NO_ROOM: Final = (
+    "The GPU has no room for the buffers of experts: raise its limit (--gpu-memory), or take a smaller weight format"
+)
+
+
+class HybridCounters(msgspec.Struct, frozen=True):
+    """Counts since the start."""
+
+    num_gpu_pairs: int  # of token and expert, in passes that both processors compute
+    num_cpu_pairs: int
+    num_moves: int
+    num_streamed_passes: int
+    cpu_s: float  # the CPU computed experts; the GPU waits after its own ones
+    gpu_s: float  # the CPU waited for the GPU
+
+
+class HybridPool:
+    """Decides before each pass which experts are on the GPU, and how the pass computes all others."""
+
+    def __init__(self, layers: HybridLayers, num_rows: int, top_k: int) -> None:
+        """Take loaded layers, and fill their slots from main memory.
+
+        `num_rows` bounds a pass, with padding. Raises: CapacityError if the GPU has no room; ConfigError.
+        """
+        self._layers, self._config, self._tables = layers, layers.config, layers.tables
+        packed, self._lanes = layers.experts[0].packed, lanes_of(layers.device)
+        self.popularity = Popularity(len(layers.experts), packed.num_experts)
+        if self._config.popularity_file:
+            self.popularity.read(Path(self._config.popularity_file))
+        self._pinned = PinnedMemory([it.packed.storage for it in layers.experts], layers.device)
+        self.takes_graphs = True
+        self._num_gpu_pairs = self._num_cpu_pairs = self._num_streamed = 0
+        has_all = self._config.num_gpu_experts == packed.num_experts
+        with out_of_memory_as(_NO_ROOM):
+            self._seam = Seam(self._lanes, layers.device, num_rows, packed.hidden, top_k)
+            self._shared, self._mover = SharedSums(self._seam), SlotMover(layers, self._lanes)
+            self._stream = ExpertStream(layers, self._lanes) if self._config.stream_tokens and not has_all else None
+            self._fill()
+        layers.way = self._short_way = GPUSums() if has_all else self._shared
+
+    @property
+    def num_slots(self) -> int:
+        """Experts on the GPU, of all layers."""
+        return self._config.num_gpu_experts * len(self._layers.experts)
+
+    def begin_pass(self, num_tokens: int) -> None:
+        """Move experts, and choose the way for a pass of so many tokens. No other pass is running."""
+        self._shared.begin_pass(num_tokens)
+        num_free = self._mover.settle()
+        is_streamed = self._stream is not None and num_tokens >= self._config.stream_tokens
+        if num_free and not is_streamed:  # else the link has more to copy
+            self._mover.begin(self.popularity.moves(self._tables.is_on_gpu, num_free))
+        self._tables.publish()
+        self.takes_graphs = not is_streamed
+        self._layers.way = self._short_way
+        if is_streamed and self._stream is not None:
+            self._stream.begin_pass()
+            self._layers.way = self._stream
+            self._num_streamed += 1
+
+    def end_pass(self) -> None:
+        """Count the choices of a pass."""
+        ids = self._shared.choices()
+        if ids is None:
+            return
+        layers = np.arange(len(ids))[:, None, None]
+        num_on_gpu = int(np.count_nonzero(self._tables.slots[layers, ids] != NO_SLOT))
+        self._num_gpu_pairs += num_on_gpu
+        self._num_cpu_pairs += ids.size - num_on_gpu
+        self.popularity.observe(ids)
+
+    def drop_pass(self) -> None:
+        """Forget a pass that failed. Blocks: until the GPU is idle."""
+        self._seam.reset()
+
+    def cut_by(self, cut: Callable[[Step], None]) -> AbstractContextManager[None]:
+        """Give the host's steps of a pass to `cut`, in place of running them, as long as the result is entered."""
+        return self._seam.cut_by(cut)
+
+    def counters(self) -> HybridCounters:
+        """Return the counts as they are now."""
+        return HybridCounters(
+            num_gpu_pairs=self._num_gpu_pairs,
+            num_cpu_pairs=self._num_cpu_pairs,
+            num_moves=self._mover.num_moves,
+            num_streamed_passes=self._num_streamed,
+            cpu_s=self._seam.computed_s,
+            gpu_s=self._seam.waited_s,
+        )
+
+    def close(self) -> None:
+        """Let the memory go that the GPU copies from. Blocks: until the GPU is idle."""
+        self._lanes.synchronize()
+        self._pinned.close()
+
+    def _fill(self) -> None:
+        """Fill the slots with the most popular experts."""
+        for experts in self._layers.experts:
+            experts.loaded()
+            self._mover.fill(experts.layer, self.popularity.most_chosen(experts.layer, self._config.num_gpu_experts))
+        self._tables.publish()
+        self._lanes.synchronize()

@@ -1,0 +1,59 @@
+"""Copies of packed experts to the GPU."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from moeflow.core.units import MIB
+from moeflow.experts.hybrid.hybrid_experts import SlotMatrices
+from moeflow.kernels.packed_bands import ExpertLayout, store
+
+logger = logging.getLogger(__name__)
+
+_PIECE_BYTES: Final = MIB  # of a copy: the exchange within a layer waits for one piece at most
+
+
+class SlabBuffer:
+    """Room on the GPU for some packed experts."""
+
+    def __init__(self, count: int, layout: ExpertLayout, device: torch.device) -> None:
+        """Allocate it. Raises: RuntimeError from torch."""
+        self._layout = layout
+        self._rows = torch.empty((count, layout.num_bytes), dtype=torch.uint8, device=device)
+
+    def copy(self, place: int, slab: Tensor) -> None:
+        """Start the copy of an expert on the current stream. Shapes: slab [bytes] uint8, in main memory."""
+        target = self._rows[place]
+        for start in range(0, len(target), _PIECE_BYTES):
+            stop = min(start + _PIECE_BYTES, len(target))
+            target[start:stop].copy_(slab[start:stop], non_blocking=True)
+
+    def store(self, count: int, matrices: SlotMatrices, first: int) -> None:
+        """Write the first experts to consecutive slots, on the current stream."""
+        gate_up, down = self._layout.plain(self._rows[:count])
+        store(gate_up, matrices.gate_up, first)
+        store(down, matrices.down, first)
+
+
+class PinnedMemory:
+    """Main memory that a GPU copies by itself."""
+
+    def __init__(self, blocks: list[Tensor], device: torch.device) -> None:
+        """Pin tensors as long as this is open, as many as the system allows. Copies of others take longer."""
+        self._pinned: list[Tensor] = []
+        if device.type != "cuda":
+            return
+        for block in blocks:
+            if torch.cuda.cudart().cudaHostRegister(block.data_ptr(), block.nbytes, 0):  # type: ignore[no-untyped-call]
+                logger.warning("the system pins no more memory (ulimit -l), so some experts reach the GPU slowly")
+                break
+            self._pinned.append(block)
+
+    def close(self) -> None:
+        """Let the memory go."""
+        while self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(self._pinned.pop().data_ptr())  # type: ignore[no-untyped-call]

@@ -1,0 +1,115 @@
+"""Runs tiny models on the CPU and hybrid on the GPU in software, and prints what came of it as JSON.
+
+python -m tests.soft_gpu.run_hybrid FAMILY...
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.soft_gpu import machine
+
+machine.prepare()
+
+from moeflow.core import hybrid_config  # noqa: E402
+from moeflow.core.engine_config import EngineConfig  # noqa: E402
+from moeflow.core.hybrid_config import HybridConfig  # noqa: E402
+from moeflow.engine.engine import Engine  # noqa: E402
+from moeflow.experts.hybrid.popularity import Move, Popularity  # noqa: E402
+from moeflow.kernels.cpu import extension  # noqa: E402
+from studies.small_families import Answers, greedy_passes, prompts_of, small_config, write_small  # noqa: E402
+from tests.soft_gpu import device, kernels  # noqa: E402
+
+NUM_TOKENS = 6
+NUM_EXPERTS = 8
+SLOTS = (0, 1, 4, 8)
+BATCHES = (1, 16)
+STREAM_TOKENS = 40  # prompts of 96 tokens a pass are streamed, decode passes never
+SET_BYTES = 300_000  # up to three experts
+
+
+def main(families: list[str]) -> None:
+    """Print one object for each family."""
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps({family: _compare(family, Path(folder, family)) for family in families}))
+
+
+def _compare(family: str, folder: Path) -> dict[str, Any]:
+    """Return for each batch and number of slots whether tokens are the CPU's, and counts."""
+    write_small(family, folder, initializer_range=0.1)
+    found: dict[str, Any] = {}
+    for batch in BATCHES:
+        lengths = [(5, 1, 33, 14)[number % 4] for number in range(batch)]
+        expected, _ = _run(small_config(folder, "cpu", "float32"), lengths)
+        for num_slots in SLOTS:
+            config = replace(small_config(folder, device.NAME, "float32"), hybrid=_hybrid(num_slots))
+            with device.soft_gpu(), kernels.soft_kernels(), _restless():
+                got, counts = _run(config, lengths)
+            found[f"{batch} x {num_slots}"] = {"is_equal": got == expected, **counts}
+    return found
+
+
+def _hybrid(num_slots: int) -> HybridConfig:
+    return HybridConfig(
+        num_gpu_experts=num_slots,
+        cpu_weight_format="float32",
+        cpu_isa=extension.best_isa(""),
+        stream_tokens=STREAM_TOKENS,
+    )
+
+
+def _run(config: EngineConfig, lengths: list[int]) -> tuple[Answers, dict[str, Any]]:
+    """Return the tokens of greedy answers, and the counts of the last pass that continues all of them."""
+    engine = Engine.load(config)
+    answers: Answers = {str(number): [] for number in range(len(lengths))}
+    counts: dict[str, Any] = {}
+    device.COUNTS.clear()
+    for outputs in greedy_passes(engine, prompts_of(lengths), NUM_TOKENS):
+        for output in outputs:
+            answers[output.request_id] += output.token_ids
+        if len(outputs) == len(lengths):
+            counts = device.COUNTS.report()
+        device.COUNTS.clear()
+    stats = engine.stats()
+    engine.close()
+    return answers, {
+        **counts,
+        "num_moves": stats.expert_moves_total,
+        "num_streamed": stats.streamed_passes_total,
+        "pairs": [stats.gpu_pairs_total, stats.cpu_pairs_total],
+    }
+
+
+@contextmanager
+def _restless() -> Iterator[None]:
+    """Move experts before every second pass, whatever their popularity, and stream few experts at once."""
+    random, turns = np.random.default_rng(0), itertools.cycle((True, False))
+
+    def moves(popularity: Popularity, is_on_gpu: NDArray[np.bool_], at_most: int) -> list[Move]:
+        found: list[Move] = []
+        if next(turns):
+            return found
+        for layer in random.permutation(len(is_on_gpu)).tolist()[:at_most]:
+            on_gpu, on_cpu = np.flatnonzero(is_on_gpu[layer]), np.flatnonzero(~is_on_gpu[layer])
+            if len(on_gpu) and len(on_cpu):
+                found.append(Move(layer, int(random.choice(on_gpu)), int(random.choice(on_cpu))))
+        return found
+
+    with mock.patch.object(Popularity, "moves", moves), mock.patch.object(hybrid_config, "_SET_BYTES", SET_BYTES):
+        yield
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,40 @@
+"""Whole models whose experts are on the GPU in software and on the CPU: the CPU's tokens, one wait a layer."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.soft_gpu.test_families import MOST_LAUNCHES, MOST_OF_FAMILY, NUM_LAYERS, OUTSIDE_LAYERS, printed_by
+
+pytest.importorskip("triton", reason="Triton has no wheel for this machine")
+
+GROUPS = (("qwen3_moe", "mixtral"), ("gpt_oss", "deepseek_v3"), ("gemma4_text",))
+NUM_DENSE = {"deepseek_v3": 1}  # layers
+NUM_EXPERTS = 8
+ADDED_LAUNCHES = 2  # of a layer: the CPU's sum, and the residual
+MOVE_LAUNCHES = 5  # of an expert: two matrices, and a gate
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("families", GROUPS, ids="-".join)
+def test_tokens_are_the_processors_wherever_experts_are(families: tuple[str, ...]) -> None:
+    found = printed_by("run_hybrid", families)
+    assert set(found) == set(families)
+    for family, runs in found.items():
+        num_layers = NUM_LAYERS - NUM_DENSE.get(family, 0)
+        most = (MOST_OF_FAMILY.get(family, MOST_LAUNCHES) + ADDED_LAUNCHES) * NUM_LAYERS + OUTSIDE_LAYERS
+        for run, counts in runs.items():
+            batch, num_slots = map(int, run.split(" x "))
+            where = f"{family}, batch {batch}, {num_slots} slots: {counts}"
+            is_shared = num_slots < NUM_EXPERTS
+            has_moves = is_shared and num_slots > 0
+            assert counts["is_equal"], where
+            assert counts["synchronizations"].pop("flag", 0) == is_shared * num_layers, where
+            assert sum(counts["synchronizations"].values()) == 1, where  # for the sampled tokens
+            assert not counts["pageable_copies"], where
+            assert sum(counts["launches"].values()) <= most + has_moves * 2 * MOVE_LAUNCHES, where
+            assert (counts["num_moves"] > 0) == has_moves, where
+            assert (counts["num_streamed"] > 0) == (is_shared and batch > 1), where
+            on_gpu, on_cpu = counts["pairs"]
+            assert (on_gpu > 0) == has_moves, where
+            assert (on_cpu > 0) == is_shared, where
