@@ -71,6 +71,66 @@ class Counts:
 COUNTS: Final = Counts()
 
 
+class SoftGraph:
+    """Work that is recorded once, and can be done again with the numbers that memory has then.
+
+    As on CUDA, what is recorded neither waits for the device nor copies to the host.
+    """
+
+    current: SoftGraph | None = None
+
+    def __init__(self) -> None:
+        self._work: list[Callable[[], None]] = []
+
+    def capture_begin(self) -> None:
+        """Record from now on."""
+        assert SoftGraph.current is None
+        SoftGraph.current = self
+
+    def capture_end(self) -> None:
+        """Record no more."""
+        assert SoftGraph.current is self
+        SoftGraph.current = None
+
+    def replay(self) -> None:
+        """Do the work again."""
+        for work in self._work:
+            work()
+
+    def add(self, work: Callable[[], None]) -> None:
+        """Record work."""
+        self._work.append(work)
+
+
+def record(out: Any, compute: Callable[[], Any]) -> None:
+    """Note, while a graph is recorded, how the numbers of `out` are computed again; None: in place."""
+    graph = SoftGraph.current
+    if graph is None:
+        return
+
+    def again() -> None:
+        found = compute()
+        if out is None:
+            return
+        for target, source in zip(tree_flatten(out)[0], tree_flatten(found)[0], strict=True):
+            if isinstance(target, torch.Tensor):
+                target.copy_(source)
+
+    graph.add(again)
+
+
+def _count(counter: collections.Counter[str], name: str, number: int = 1) -> None:
+    """Count now, and at each replay of a graph that is being recorded."""
+
+    def count() -> None:
+        counter[name] += number
+
+    count()
+    if SoftGraph.current is not None:
+        assert counter is COUNTS.launches, f"a graph cannot have {name}"
+        SoftGraph.current.add(count)
+
+
 class SoftTensor(torch.Tensor):
     """A tensor on the device; `raw` has its numbers."""
 
@@ -114,7 +174,7 @@ def soft_gpu() -> Iterator[Counts]:
 
     def counted_tolist(self: torch.Tensor) -> Any:
         if isinstance(self, SoftTensor):
-            COUNTS.synchronizations[f"tolist @ {_line()}"] += 1
+            _count(COUNTS.synchronizations, f"tolist @ {_line()}")
             return tolist(self.raw)
         return tolist(self)
 
@@ -140,7 +200,7 @@ def wrapped(x: Any) -> Any:
 
 def count_launch(name: str, number: int = 1) -> None:
     """Count kernels that are started outside torch."""
-    COUNTS.launches[name] += number
+    _count(COUNTS.launches, name, number)
 
 
 def _line() -> str:
@@ -168,10 +228,13 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if is_on_device:
         _check_devices(name, tensors)
     if name in _SYNCHRONIZING:
-        COUNTS.synchronizations[f"{name} @ {_line()}"] += 1
+        _count(COUNTS.synchronizations, f"{name} @ {_line()}")
     if name not in _VIEWS:
-        COUNTS.launches[f"{name} @ {_line()}"] += 1
-    out = func(*tree_map(raw, args), **_for_host(kwargs))
+        _count(COUNTS.launches, f"{name} @ {_line()}")
+    compute = partial(func, *tree_map(raw, args), **_for_host(kwargs))
+    out = compute()
+    if name not in _VIEWS:
+        record(None if name.endswith("_") or "out" in kwargs else out, compute)
     if name in _SCALARS:
         return out
     if "out" in kwargs:
@@ -192,32 +255,50 @@ def _convert(func: Any, args: Any, kwargs: dict[str, Any], is_on_device: bool) -
     goes_to_device = is_on_device if target is None else _is_soft(target)
     is_pinned = bool(kwargs.get("non_blocking"))
     given = {key: value for key, value in kwargs.items() if key not in ("device", "non_blocking", "pin_memory")}
-    out = func(*tree_map(raw, args), **given)
+    compute = partial(func, *tree_map(raw, args), **given)
+    out = compute()
     if is_on_device and not goes_to_device:
-        COUNTS.synchronizations[f"copy to the host @ {_line()}"] += 1
+        _count(COUNTS.synchronizations, f"copy to the host @ {_line()}")
     if is_on_device and goes_to_device:
-        COUNTS.launches[f"_to_copy @ {_line()}"] += 1
+        _count(COUNTS.launches, f"_to_copy @ {_line()}")
     if goes_to_device and not is_on_device:
         if not is_pinned:
-            COUNTS.pageable_copies[_line()] += 1
+            _count(COUNTS.pageable_copies, _line())
         out = out.clone()
+    if goes_to_device:
+        record(out, compute)
     return wrapped(out) if goes_to_device else out
 
 
 def _copy(target: Any, source: Any, is_pinned: bool) -> Any:
     to_device, from_device = isinstance(target, SoftTensor), isinstance(source, SoftTensor)
     if to_device and from_device:
-        COUNTS.launches[f"copy_ @ {_line()}"] += 1
+        _count(COUNTS.launches, f"copy_ @ {_line()}")
     elif to_device:
         if not is_pinned:
-            COUNTS.pageable_copies[_line()] += 1
+            _count(COUNTS.pageable_copies, _line())
     elif from_device:
         if is_pinned:
-            COUNTS.late_copies.append(partial(target.copy_, raw(source).clone()))
+            _copy_late(target, raw(source))
             return target
-        COUNTS.synchronizations[f"copy to the host @ {_line()}"] += 1
-    raw(target).copy_(raw(source))
+        _count(COUNTS.synchronizations, f"copy to the host @ {_line()}")
+    copy = partial(raw(target).copy_, raw(source))
+    copy()
+    if to_device:
+        record(None, copy)
     return target
+
+
+def _copy_late(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy to the host, where the numbers arrive when it waits; while a graph is recorded, at its replays only."""
+
+    def copy() -> None:
+        COUNTS.late_copies.append(partial(target.copy_, source.clone()))
+
+    if SoftGraph.current is None:
+        copy()
+    else:
+        SoftGraph.current.add(copy)
 
 
 def _check_devices(name: str, tensors: list[torch.Tensor]) -> None:
@@ -226,6 +307,6 @@ def _check_devices(name: str, tensors: list[torch.Tensor]) -> None:
     if not on_host:
         return
     if name in _TAKES_HOST_INDICES and all(it.dtype in (torch.int64, torch.bool) for it in on_host):
-        COUNTS.pageable_copies[f"index @ {_line()}"] += 1
+        _count(COUNTS.pageable_copies, f"index @ {_line()}")
         return
     raise RuntimeError(f"Expected all tensors to be on the same device: {name} at {_line()}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -53,7 +54,7 @@ from moeflow.kernels.triton import recurrence as triton_recurrence
 from moeflow.kernels.triton import routing as triton_routing
 from moeflow.kernels.triton import short_conv as triton_short_conv
 from moeflow.pipeline.devices import staging
-from tests.soft_gpu.device import COUNTS, DEVICE, SoftTensor, count_launch, raw, wrapped
+from tests.soft_gpu.device import COUNTS, DEVICE, SoftGraph, SoftTensor, count_launch, raw, record, wrapped
 from tests.soft_gpu.streams import soft_staging
 
 Function = Callable[..., Any]
@@ -61,25 +62,20 @@ _CHUNKED = chunked_recurrence.recurrence
 H100 = launching.GPU(capability=90, num_multiprocessors=132)
 
 
-class _Rerun:
-    """Stands in for a CUDA graph: computes the pass again, into the same tensor."""
-
-    def __init__(self, run: Callable[[], Any], hidden: Any) -> None:
-        self._run, self._hidden = run, hidden
-
-    def replay(self) -> None:
-        self._hidden.copy_(self._run())
-
-
 class _Recorder:
     """Stands in for what captures CUDA graphs."""
 
-    def __init__(self, device: torch.device, steps: Any = None) -> None:
-        pass
+    def __init__(self, device: torch.device, steps: decode_graphs.HostSteps | None = None) -> None:
+        self._steps = steps
 
-    def capture(self, run: Callable[[], Any]) -> tuple[_Rerun, Any]:
-        hidden = run().clone()
-        return _Rerun(run, hidden), hidden
+    def capture(self, run: Callable[[], Any]) -> tuple[decode_graphs.CutGraph, Any]:
+        run()
+        graph = decode_graphs.CutGraph(SoftGraph)
+        with nullcontext() if self._steps is None else self._steps.cut_by(graph.cut):
+            graph.capture_begin()
+            hidden = run()
+            graph.capture_end()
+        return graph, hidden
 
 
 @contextmanager
@@ -118,7 +114,9 @@ def _stand_in(real: Function, reference: Function) -> Function:
 
     def run(*arguments: Any, **named: Any) -> Any:
         real(*arguments, **named)
-        found = reference(*map(_plain, arguments), **{name: _plain(value) for name, value in named.items()})
+        compute = partial(reference, *map(_plain, arguments), **{name: _plain(it) for name, it in named.items()})
+        found = compute()
+        record(found, compute)
         return tuple(map(wrapped, found)) if isinstance(found, tuple) else wrapped(found)
 
     return run
