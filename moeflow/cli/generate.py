@@ -113,6 +113,8 @@ def generate(
         click.echo(summary(results, timings), err=True)
         if stats.experts_on_disk:
             click.echo(expert_summary(stats), err=True)
+        if stats.gpu_pairs_total + stats.cpu_pairs_total:
+            click.echo(hybrid_summary(stats), err=True)
     errors = [output.error for result in results for output in result.outputs if output.error]
     if errors:
         raise EngineError(errors[0])
@@ -219,6 +221,15 @@ def summary(results: list[RequestOutput], timings: Timings) -> str:
         f"{num_prompt} prompt tokens, {num_generated(results)} generated "
         f"in {timings.generate_s:.2f} s ({tokens_per_second(results, timings):.1f} tokens/s), "
         f"loaded in {timings.load_s:.2f} s"
+    )
+
+
+def hybrid_summary(stats: EngineStats) -> str:
+    """Write in a line how a GPU and the CPU have shared a model's experts."""
+    return (
+        f"experts: {stats.experts_on_gpu} on the GPU, which computed {stats.gpu_share:.0%} of choices; "
+        f"the CPU computed for {stats.cpu_experts_s_total:.2f} s and waited {stats.cpu_wait_s_total:.2f} s; "
+        f"{stats.expert_moves_total} moved"
     )
 
 

@@ -177,7 +177,12 @@ _ENGINE_COUNTERS: Final[Rows] = (
     ("moeflow_remote_pairs", "Pairs of token and expert that other machines computed", "remote_pairs_total"),
     ("moeflow_remote_bytes", "Bytes of rows and results of these", "remote_bytes_total"),
     ("moeflow_remote_wait_seconds", "Time that passes waited for other machines' experts", "remote_wait_s_total"),
-    ("moeflow_expert_moves", "Experts that went to another rank, got a replica there or lost it", "expert_moves_total"),
+    ("moeflow_expert_moves", "Experts that changed their rank, or came to the GPU", "expert_moves_total"),
+    ("moeflow_gpu_pairs", "Pairs of token and expert that the GPU computed, beside the CPU", "gpu_pairs_total"),
+    ("moeflow_cpu_pairs", "Pairs of token and expert that the CPU computed, beside the GPU", "cpu_pairs_total"),
+    ("moeflow_cpu_experts_seconds", "Time in which the CPU computed these", "cpu_experts_s_total"),
+    ("moeflow_cpu_wait_seconds", "Time in which the CPU waited for the GPU", "cpu_wait_s_total"),
+    ("moeflow_streamed_passes", "Passes whose experts were copied to the GPU", "streamed_passes_total"),
 )
 _REPLICA_GAUGES: Final[Rows] = (
     ("moeflow_replica_ready", "1 if this engine computes", lambda it: it.state is EngineState.READY),

@@ -174,6 +174,22 @@ def test_stats_tell_of_experts_that_come_from_disk(llm):
     assert run("-p", "abc", "--stats").stderr.endswith("waited 0.25 s; drafts: slower\n")
 
 
+def test_stats_tell_of_experts_that_a_gpu_and_the_cpu_share(llm):
+    llm.counted = EngineStats(
+        experts_on_gpu=96,
+        gpu_pairs_total=30,
+        cpu_pairs_total=10,
+        cpu_experts_s_total=1.5,
+        cpu_wait_s_total=0.25,
+        expert_moves_total=7,
+    )
+    line = (
+        "experts: 96 on the GPU, which computed 75% of choices; "
+        "the CPU computed for 1.50 s and waited 0.25 s; 7 moved\n"
+    )
+    assert run("-p", "abc", "--stats").stderr.endswith(line)
+
+
 def test_a_failed_completion_is_an_exit_code(llm):
     llm.error = "the pass failed"
     result = run("-p", "a")
