@@ -69,7 +69,8 @@ class Seam:
 
     def receive(self, num_rows: int) -> Tensor:
         """Return the CPU's sums on the GPU: [T, H] float32."""
-        return self._sums[:num_rows].to(self._device, non_blocking=True)
+        sums = torch.empty((num_rows, self._sums.shape[1]), device=self._device)
+        return sums.copy_(self._sums[:num_rows], non_blocking=True)
 
     @contextmanager
     def cut_by(self, cut: Callable[[Step], None]) -> Iterator[None]:

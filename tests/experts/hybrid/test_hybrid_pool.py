@@ -1,0 +1,167 @@
+"""Hybrid experts against all experts in one place, while they move, and without an access that nothing orders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from moeflow.core import hybrid_config
+from moeflow.core.hybrid_config import HybridConfig
+from moeflow.experts.hybrid import hybrid_experts, hybrid_pool, seam
+from moeflow.experts.hybrid.hybrid_experts import HybridLayers, SlotMatrices
+from moeflow.experts.hybrid.hybrid_pool import HybridPool
+from moeflow.experts.hybrid.popularity import Move
+from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.packed_experts import PackedExperts
+from moeflow.kernels.experts import fused_experts
+from tests.experts.hybrid.watched_lanes import WatchedLanes, WatchedSums
+from tests.pipeline.devices.fake_cuda import Race
+
+pytestmark = pytest.mark.skipif(not extension.is_available(), reason="no kernels here")
+
+LAYERS, EXPERTS, TOP_K, HIDDEN, WIDTH = 3, 6, 2, 32, 48
+ROWS = 20
+STREAMED = 8  # tokens
+CPU = torch.device("cpu")
+
+
+class Rig:
+    """A pool over watched lanes, and the weights of all its experts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, num_slots: int, weight_format: str = "float32") -> None:
+        self.lanes = WatchedLanes()
+        self.tolerance = 1e-4 if weight_format == "float32" else 0.05  # the CPU rounds activations as well
+        monkeypatch.setattr(WatchedSums, "lanes", self.lanes, raising=False)
+        monkeypatch.setattr(hybrid_experts, "PresentExperts", WatchedSums)
+        monkeypatch.setattr(hybrid_pool, "lanes_of", lambda _: self.lanes)
+        monkeypatch.setattr(seam, "wait_for_flag", self.lanes.wait_for_flag)
+        monkeypatch.setattr(hybrid_config, "_SET_BYTES", 2 * 3 * 4 * HIDDEN * WIDTH)  # two experts
+        config = HybridConfig(
+            num_gpu_experts=num_slots, cpu_weight_format=weight_format, cpu_isa="", stream_tokens=STREAMED
+        )
+        self.layers = HybridLayers(config, LAYERS, EXPERTS, CPU)
+        generator = torch.Generator().manual_seed(num_slots)
+        self.weights = []
+        for _ in range(LAYERS):
+            gate_up = torch.randn(EXPERTS, 2 * WIDTH, HIDDEN, generator=generator).bfloat16().float() / 4
+            down = torch.randn(EXPERTS, HIDDEN, WIDTH, generator=generator).bfloat16().float() / 4
+            self.weights.append((gate_up, down))
+            slots = SlotMatrices(
+                torch.full((num_slots, 2 * WIDTH, HIDDEN), torch.nan), torch.full((num_slots, HIDDEN, WIDTH), torch.nan)
+            )
+            self.layers.add(slots, PackedExperts.pack(gate_up, down, weight_format), None)
+        self.pool = HybridPool(self.layers, ROWS, TOP_K)
+        self.lanes.watch(self.pool)
+        self.moves: list[Move] = []
+        self.pool.popularity.moves = self._next_moves  # type: ignore[method-assign]
+        run, step_of = self.pool._seam._run_step, self.lanes.host
+
+        def run_on_host(step: Any) -> None:
+            with step_of():
+                run(step)
+
+        self.pool._seam._run_step = run_on_host
+
+    def run(self, num_tokens: int, seed: int = 0) -> None:
+        """Compute a pass, and compare each layer."""
+        generator = torch.Generator().manual_seed(seed)
+        ids = [
+            torch.rand(num_tokens, EXPERTS, generator=generator).argsort(1)[:, :TOP_K].contiguous()
+            for _ in range(LAYERS)
+        ]
+        with self.lanes.computing():
+            self.pool.begin_pass(num_tokens)
+            for layer in range(LAYERS):
+                hidden = torch.randn(num_tokens, HIDDEN, generator=generator)
+                weights = torch.rand(num_tokens, TOP_K, generator=generator)
+                got = self.layers.experts[layer].compute(hidden, ids[layer], weights, hidden.clone())
+                expected = fused_experts(hidden, *self.weights[layer], ids[layer], weights, residual=hidden.clone())
+                torch.testing.assert_close(got, expected, atol=self.tolerance, rtol=self.tolerance)
+        self.pool.end_pass()
+
+    def run_twice(self, num_tokens: int) -> None:
+        """Compute two passes."""
+        for seed in range(2):
+            self.run(num_tokens, seed)
+
+    def _next_moves(self, is_on_gpu: np.ndarray, at_most: int) -> list[Move]:
+        found, self.moves = self.moves[:at_most], self.moves[at_most:]
+        return found
+
+
+@pytest.mark.parametrize("num_slots", [0, 1, 3, EXPERTS])
+@pytest.mark.parametrize("num_tokens", [1, 5, STREAMED, ROWS])
+def test_each_expert_is_computed_once(monkeypatch, num_slots, num_tokens):
+    rig = Rig(monkeypatch, num_slots)
+    for seed in range(3):
+        rig.run(num_tokens, seed)
+    counters = rig.pool.counters()
+    is_streamed = num_tokens >= STREAMED and num_slots < EXPERTS
+    assert counters.num_streamed_passes == 3 * is_streamed
+    is_counted = num_slots < EXPERTS and not is_streamed
+    assert counters.num_gpu_pairs + counters.num_cpu_pairs == is_counted * 3 * num_tokens * TOP_K * LAYERS
+    assert rig.lanes.cuda.races == []
+
+
+def test_experts_move_while_passes_run(monkeypatch):
+    rig = Rig(monkeypatch, 2)
+    slots = rig.pool._tables.slots
+    assert (slots[:, :2] == [0, 1]).all()
+    rig.run(3)
+    rig.moves, rig.lanes.is_slow = [Move(0, 0, 5), Move(2, 1, 4), Move(1, 0, 3)], True
+    rig.run(3, 1)  # two begin, and are under way
+    assert [slots[0, 0], slots[0, 5], slots[2, 1], slots[2, 4]] == [-1, -1, -1, -1]
+    rig.run(STREAMED, 2)
+    rig.run(3, 3)
+    assert rig.pool.counters().num_moves == 0
+    rig.lanes.is_slow = False
+    rig.run(1, 4)
+    assert [slots[0, 5], slots[2, 4], slots[1, 0]] == [0, 1, -1]
+    rig.run(2, 5)
+    assert slots[1, 3] == 0
+    assert rig.pool.counters().num_moves == 3
+    assert rig.lanes.cuda.races == []
+
+
+@pytest.mark.parametrize("weight_format", ["float32", "bfloat16"])
+def test_slots_have_the_checkpoints_weights(monkeypatch, weight_format):
+    rig = Rig(monkeypatch, 2, weight_format)
+    rig.moves = [Move(1, 0, 5)]
+    rig.run(1)
+    rig.run(1)
+    for layer in range(LAYERS):
+        matrices, (gate_up, down) = rig.layers.experts[layer].matrices, rig.weights[layer]
+        experts = [5, 1] if layer == 1 else [0, 1]
+        assert torch.equal(matrices.gate_up, gate_up[experts])
+        assert torch.equal(matrices.down, down[experts])
+
+
+@pytest.mark.parametrize("forgotten", ["copies_wait_for", "passes_wait_for"])
+@pytest.mark.parametrize("num_tokens", [1, STREAMED])
+def test_a_forgotten_wait_is_a_race(monkeypatch, forgotten, num_tokens):
+    if (forgotten, num_tokens) == ("passes_wait_for", 1):
+        pytest.skip("short passes wait for the host alone")
+    rig = Rig(monkeypatch, 3)
+    rig.run(num_tokens)
+    rig.moves = [Move(0, 0, 4)]
+    monkeypatch.setattr(rig.lanes, forgotten, lambda _: None)
+    with pytest.raises(Race):
+        rig.run_twice(num_tokens)
+
+
+def test_a_pass_that_failed_is_forgotten(monkeypatch):
+    rig = Rig(monkeypatch, 2)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the host failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WatchedSums, "sums", fail)
+        with pytest.raises(RuntimeError, match="the host failed"):
+            rig.run(2)
+    rig.pool.drop_pass()
+    rig.run(2, 1)
+    assert rig.lanes.cuda.races == []

@@ -1,0 +1,110 @@
+"""Two streams in main memory that find each access which nothing orders, by the vector clocks of `fake_cuda`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from moeflow.experts.hybrid.hybrid_pool import HybridPool
+from moeflow.kernels.cpu.expert_slots import PresentExperts
+from tests.pipeline.devices import fake_cuda
+
+
+class Event(fake_cuda.Event):
+    """An event that the host may ask about."""
+
+    def __init__(self, lanes: WatchedLanes) -> None:
+        super().__init__(lanes.cuda)
+        self._lanes = lanes
+
+    def query(self) -> bool:
+        if not self._lanes.is_slow:
+            self._lanes.cuda.clocks.learn(self._lanes.cuda.here, self.known)
+        return not self._lanes.is_slow
+
+
+class WatchedLanes:
+    """Lanes whose work is done at once, as soon as it is known to be ordered."""
+
+    def __init__(self) -> None:
+        self.cuda = fake_cuda.FakeCuda()
+        self.is_slow = False  # whether copies are still under way
+        self._copies, self._computing = fake_cuda.Stream(self.cuda, 0), fake_cuda.Stream(self.cuda, 2)
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Start all work of the block on the stream of passes, and watch it."""
+        with fake_cuda.Watching(self.cuda), self.cuda.stream(self._computing):
+            yield
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        with self.cuda.stream(self._copies):
+            yield
+
+    def copied(self) -> Event:
+        return self._recorded(self._copies)
+
+    def computed(self) -> Event:
+        return self._recorded(self._computing)
+
+    def copies_wait_for(self, event: Event) -> None:
+        self._copies.wait_event(event)
+
+    def passes_wait_for(self, event: Event) -> None:
+        self._computing.wait_event(event)
+
+    def check(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        self.cuda.synchronize(torch.device("cpu"))
+
+    def watch(self, pool: HybridPool) -> None:
+        """Watch the memory that both streams, or the GPU and the CPU, use."""
+        on_gpu = [pool._tables.on_gpu, pool._mover._buffer._rows]
+        for experts in pool._layers.experts:
+            on_gpu += [experts.matrices.gate_up, experts.matrices.down]
+        if pool._stream is not None:
+            staging = pool._stream._staging
+            on_gpu += [staging.gate_up, staging.down, *(it._rows for it in pool._stream._buffers)]
+        for tensor in on_gpu:
+            self.cuda.watch(tensor, is_on_device=True)
+        seam = pool._seam
+        for tensor in (seam._hidden, seam._ids, seam._weights, seam._sums, seam._flag):
+            self.cuda.watch(tensor, is_on_device=False)
+
+    def wait_for_flag(self, flag: Tensor, seconds: float) -> bool:
+        """Stands in for the wait of a seam: the host then knows all that the GPU has done."""
+        self.cuda.clocks.learn(self.cuda.here, self.cuda.clocks.of(self._computing.name))
+        return bool(flag)
+
+    @contextmanager
+    def host(self) -> Iterator[None]:
+        """Work of the block is the host's, in a pass."""
+        before, self.cuda.current.stream = self.cuda.stream_here, None
+        try:
+            yield
+        finally:
+            self.cuda.current.stream = before
+            self.cuda.clocks.learn(self._computing.name, self.cuda.clocks.of(self.cuda.here))
+
+    def _recorded(self, stream: fake_cuda.Stream) -> Event:
+        event = Event(self)
+        event.record(stream)
+        return event
+
+
+class WatchedSums(PresentExperts):
+    """The CPU's kernels, whose accesses are noted."""
+
+    lanes: WatchedLanes
+
+    def sums(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor) -> None:
+        for tensor in (x, topk_ids, topk_weights):
+            self.lanes.cuda.touch(tensor, is_write=False, what="CPU kernel")
+        self.lanes.cuda.touch(out, is_write=True, what="CPU kernel")
+        super().sums(x, topk_ids, topk_weights, out)
