@@ -11,6 +11,12 @@ step had found. `scripts/gpu-check resident` runs models that fit on the GPU, in
     prompt     Speed of a prompt of 4,096 tokens.
     loading    Speed of copying weights to the GPU.
 
+`scripts/gpu-check hybrid` runs models that share their experts with the CPU, in under five minutes:
+
+    seam       Microseconds of an exchange between GPU and CPU, beside its floor: a flag to the host, and a copy back.
+    tokens     Tokens of tiny models against the CPU's, with none and half of the experts on the GPU.
+    speed      Speed of layers with Qwen3-30B-A3B's shape, a quarter of the experts on the GPU, as a ratio to others.
+
 `scripts/gpu-check pipelines` runs a model that does not fit, in under ten minutes:
 
     speeds     Rates of the GPU's memory, arithmetic and link.
@@ -19,9 +25,10 @@ step had found. `scripts/gpu-check resident` runs models that fit on the GPU, in
     hollow     Writes a Mixtral 8x7B without stored experts, narrower if main memory is too small.
     pipelines  Runs `studies/pipelines.py` on it, once for each size of the GPU's memory.
 
-Both need torch, transformers (and with it click, rich, numpy and tokenizers) and safetensors. `resident` needs Triton,
-too. `stand_ins.py` replaces other packages that are missing. Without a GPU the steps are listed.
-`--device softgpu` rehearses the steps of `resident` in software, with tiny sizes.
+All need torch, transformers (and with it click, rich, numpy and tokenizers) and safetensors. `resident` and `hybrid`
+need Triton, and `hybrid` the kernels for the CPU. `stand_ins.py` replaces other packages that are missing. Without a
+GPU the steps are listed. `--device softgpu` rehearses the steps of `resident` and `hybrid` in software, with tiny
+sizes.
 """
 
 from studies import stand_ins

@@ -20,10 +20,11 @@ STEPS: Final[Mapping[str, Mapping[str, float]]] = {
         "prompt": 50.0,
         "loading": 50.0,
     },
+    "hybrid": {"seam": 40.0, "tokens": 90.0, "speed": 170.0},
     PIPELINES: {"speeds": 60.0, "tokens": 180.0, "overlap": 60.0, "hollow": 90.0},
 }
-_DEVICES: Final = {"resident": "cuda", PIPELINES: "cuda:0:{memory}"}
-_TIME_LIMITS_S: Final = {"resident": 480.0, PIPELINES: 570.0}
+_DEVICES: Final = {"resident": "cuda", "hybrid": "cuda", PIPELINES: "cuda:0:{memory}"}
+_TIME_LIMITS_S: Final = {"resident": 480.0, "hybrid": 300.0, PIPELINES: 570.0}
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

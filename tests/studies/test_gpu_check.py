@@ -59,11 +59,11 @@ def outcome(arguments, tmp_path, step):
     return json.loads((tmp_path / "outcome.json").read_text())["result"]
 
 
-@pytest.mark.slow
-def test_every_step_about_a_resident_model_runs_in_software(tmp_path):
+def rehearsed(group, tmp_path):
+    """Run all steps of a group in software, and return them by name."""
     pytest.importorskip("triton", reason="Triton has no wheel for this machine")
     out = tmp_path / "out.json"
-    arguments = ["resident", "--device", "softgpu", "--scratch", tmp_path, "--out", out]
+    arguments = [group, "--device", "softgpu", "--scratch", tmp_path, "--out", out]
     environment = {**os.environ, "PYTHON": sys.executable}
     done = subprocess.run(
         [ROOT / "scripts" / "gpu-check", *arguments], env=environment, capture_output=True, text=True, timeout=280
@@ -71,10 +71,28 @@ def test_every_step_about_a_resident_model_runs_in_software(tmp_path):
     report = json.loads(out.read_text())
     assert done.returncode == 0, [step for step in report["steps"] if "error" in step]
     steps = {step["step"]: step for step in report["steps"]}
-    assert list(steps) == list(STEPS["resident"])
+    assert list(steps) == list(STEPS[group])
     for name, step in steps.items():
         assert step["rows"], name
         assert f"{name} " in done.stdout
+    return steps
+
+
+@pytest.mark.slow
+def test_every_step_about_a_hybrid_model_runs_in_software(tmp_path):
+    steps = rehearsed("hybrid", tmp_path)
+    seam = steps["seam"]["result"]["batch 1"]
+    assert seam["floor"] == pytest.approx(seam["flag"] + seam["to device"], abs=0.011)
+    shares = steps["tokens"]["result"]["qwen3_moe"]
+    assert [shares[f"float32, {number} on the GPU"] for number in (0, 4)] == [1, 1]
+    times = steps["speed"]["result"]["seconds"]
+    assert all(set(of_task) == {"hybrid", "streaming", "CPU alone"} for of_task in times.values())
+    assert 0 < steps["speed"]["result"]["hybrid, 2 layers, share of choices on the GPU"] < 1
+
+
+@pytest.mark.slow
+def test_every_step_about_a_resident_model_runs_in_software(tmp_path):
+    steps = rehearsed("resident", tmp_path)
     kernels = steps["kernels"]["result"]
     assert {len(errors) for errors in kernels.values()} == {3}  # dtypes
     assert kernels.keys() >= {
@@ -104,6 +122,10 @@ def test_without_a_gpu_it_says_what_it_would_run(group, tmp_path):
     for step in (*STEPS[group], *more):
         assert f"  {step}\n" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_steps_of_a_hybrid_model_take_five_minutes():
+    assert sum(STEPS["hybrid"].values()) <= parsed(["hybrid"]).time_limit == 300
 
 
 def test_the_steps_of_a_resident_model_take_eight_minutes():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Final
 
 import torch
@@ -47,11 +48,17 @@ class PinnedMemory:
         self._pinned: list[Tensor] = []
         if device.type != "cuda":
             return
-        for block in blocks:
-            if torch.cuda.cudart().cudaHostRegister(block.data_ptr(), block.nbytes, 0):  # type: ignore[no-untyped-call]
-                logger.warning("the system pins no more memory (ulimit -l), so some experts reach the GPU slowly")
-                break
-            self._pinned.append(block)
+        with torch.cuda.device(device):
+            for block in blocks:
+                result = torch.cuda.cudart().cudaHostRegister(block.data_ptr(), block.nbytes, 0)  # type: ignore[no-untyped-call]
+                try:
+                    torch.cuda.check_error(result)
+                except torch.cuda.CudaError as error:
+                    with suppress(RuntimeError):
+                        torch.zeros(1, device=device)  # takes the error, which the next kernel would report
+                    logger.warning("some experts reach the GPU slowly, since their memory cannot be pinned: %s", error)
+                    break
+                self._pinned.append(block)
 
     def close(self) -> None:
         """Let the memory go."""

@@ -150,17 +150,20 @@ def _moeflow_arms(target: Target, folder: Path, largest_batch: int, findings: Fi
         except Exception as error:  # the other arms are timed nonetheless
             findings.fault(f"{name}: {type(error).__name__}: {error}"[:500])
             continue
-        arms[name] = partial(_moeflow_pass_s, target, engine, nullcontext())
+        arms[name] = partial(decode_pass_s, target, engine)
         if name == GRAPHS:
             eager = mock.patch.object(GraphForward, "_size_for", return_value=None)
-            arms[EAGER] = partial(_moeflow_pass_s, target, engine, eager)
+            arms[EAGER] = partial(decode_pass_s, target, engine, patch=eager)
     return arms
 
 
-def _moeflow_pass_s(target: Target, engine: Engine, patch: AbstractContextManager[Any], batch: int) -> float:
+def decode_pass_s(
+    target: Target, engine: Engine, batch: int, *, patch: AbstractContextManager[Any] | None = None
+) -> float:
+    """Time the decode passes of so many sequences, with a patch in place."""
     sampling = SamplingParams(temperature=0.0, max_tokens=num_passes(target) + 1, ignore_eos=True)
     times = []
-    with target.models(), patch:
+    with target.models(), patch or nullcontext():
         for number in range(batch):
             engine.submit(Submission(str(number), prompt_ids(target, number, PROMPT_LEN), sampling, seed=number))
         while engine.has_work:

@@ -119,9 +119,23 @@ def folder_of(target: Target, scratch: Path, num_layers: int, model: PreTrainedM
 
 def load(target: Target, folder: Path, *, max_num_seqs: int, max_tokens: int, quantize: str | None = None) -> Engine:
     """Return an engine with a model, for contexts and passes of at most so many tokens."""
-    settings = Settings(
-        model=str(folder),
-        device=target.engine_device,
+    settings = settings_for(target, str(folder), max_num_seqs=max_num_seqs, max_tokens=max_tokens, quantize=quantize)
+    return Engine.load(resolve(settings).config)
+
+
+def settings_for(
+    target: Target,
+    folder: str,
+    *,
+    device: str = "",
+    max_num_seqs: int,
+    max_tokens: int,
+    quantize: str | None = None,
+) -> Settings:
+    """Return the settings of such an engine; `device`: another one than the target's."""
+    return Settings(
+        model=folder,
+        device=device or target.engine_device,
         dtype="bfloat16",
         quantize=quantize,
         max_model_len=max_tokens,
@@ -129,7 +143,6 @@ def load(target: Target, folder: Path, *, max_num_seqs: int, max_tokens: int, qu
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_tokens,
     )
-    return Engine.load(resolve(settings).config)
 
 
 def free(target: Target) -> None:

@@ -26,7 +26,7 @@ def run(options: argparse.Namespace, findings: Findings) -> None:
         folder = folder_of(target, options.scratch, num_layers)
         with target.models(), mock.patch.object(decode_graphs, "can_capture", return_value=False):
             engine = load(target, folder, max_num_seqs=1, max_tokens=num_tokens + 16)
-            rounds = [_prompt_s(target, engine, seed, num_tokens) for seed in range(num_rounds)]
+            rounds = [prompt_s(target, engine, seed, num_tokens) for seed in range(num_rounds)]
             engine.close()
         del engine
         free(target)
@@ -41,7 +41,8 @@ def run(options: argparse.Namespace, findings: Findings) -> None:
     findings.row(f"{num_tokens} tokens", f"{num_tokens / whole_s:.0f} tokens/s", f"{share:.1%} of bfloat16's peak")
 
 
-def _prompt_s(target: Target, engine: Engine, seed: int, num_tokens: int) -> float:
+def prompt_s(target: Target, engine: Engine, seed: int, num_tokens: int) -> float:
+    """Time a prompt of so many tokens."""
     sampling = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     engine.submit(Submission(str(seed), prompt_ids(target, seed, num_tokens), sampling, seed=seed))
     start = time.perf_counter()

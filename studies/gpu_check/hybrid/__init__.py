@@ -1,0 +1,1 @@
+"""Steps about a model whose experts are on the GPU and on the CPU."""
