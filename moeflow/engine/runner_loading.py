@@ -16,7 +16,7 @@ from moeflow.checkpoint.packed.weight_memory import FreshMemory, WeightMemory
 from moeflow.checkpoint.pooling_files import read_pooling
 from moeflow.core.engine_config import EngineConfig, SchedulerConfig
 from moeflow.core.engine_messages import EncoderInfo, ModelInfo
-from moeflow.core.errors import CheckpointError
+from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.core.model_config import EncoderConfig, ModelConfig
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.engine.compute_setup import device_of_arrays, device_of_layers, set_up
@@ -66,6 +66,7 @@ with on_demand(__name__):
     from moeflow.engine.offload import offloaded_model
     from moeflow.engine.ranks import joined_ranks, rank_processes, rank_upkeep
     from moeflow.experts.hybrid import hybrid_experts
+    from moeflow.kernels import packed_bands
     from moeflow.models.layers import encoder_decoder
     from moeflow.workload import routing_recorder, routing_trace
 
@@ -219,6 +220,11 @@ def make_allocator(
 def _hybrid_layers(checkpoint: Checkpoint, config: EngineConfig) -> hybrid_experts.HybridLayers | None:
     if config.hybrid is None:
         return None
+    if config.hybrid.cpu_weight_format not in packed_bands.FORMATS or config.layer_formats:
+        raise ConfigError(
+            f"experts in {config.mix or config.hybrid.cpu_weight_format} have no way to the GPU; those in "
+            f"{', '.join(packed_bands.FORMATS)} have: choose one (--quantize), or the CPU alone (--device cpu)"
+        )
     shape = read_model_config(checkpoint)
     return hybrid_experts.HybridLayers(
         config.hybrid, shape.num_moe_layers, shape.routing.num_experts, device_of_layers(config)

@@ -14,7 +14,6 @@ import msgspec
 import torch
 
 from moeflow.engine import decode_graphs
-from moeflow.experts.hybrid import seam
 from moeflow.kernels import activation, logit_edits, norm, rotary
 from moeflow.kernels import experts as experts_reference
 from moeflow.kernels.attention import attention as attention_reference
@@ -87,7 +86,7 @@ def soft_kernels() -> Iterator[None]:
         patches.enter_context(mock.patch.object(triton_attention, "gpu_of", return_value=H100))
         patches.enter_context(mock.patch.object(staging, "Staging", soft_staging))
         patches.enter_context(mock.patch.object(chunked_recurrence, "suits", _has_chunks))
-        patches.enter_context(mock.patch.object(seam, "wait_for_flag", _wait))
+        patches.enter_context(mock.patch.object(device_flag.DeviceFlag, "wait", _wait))
         for module, name, reference in _REFERENCES:
             stand_in = _stand_in(getattr(module, name), reference)
             patches.enter_context(mock.patch.object(module, name, stand_in))
@@ -97,11 +96,11 @@ def soft_kernels() -> Iterator[None]:
         yield
 
 
-def _wait(flag: torch.Tensor, seconds: float) -> bool:
+def _wait(flag: device_flag.DeviceFlag, seconds: float) -> bool:
     """Have the copies arrive, as they do while the host waits; a flag that is not among them would never come."""
     COUNTS.synchronizations["flag"] += 1
     COUNTS.arrive()
-    assert device_flag.wait_for_flag(flag, 0.0)
+    assert flag.memory.item()
     return True
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 from moeflow.experts.hybrid.lanes import Lanes
-from moeflow.kernels.cpu.device_flag import wait_for_flag
+from moeflow.kernels.cpu.device_flag import DeviceFlag
 from moeflow.kernels.cpu.expert_slots import PresentExperts
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _PATIENCE_S: Final = 1.0  # of one wait, after which the device is checked
+_KEPT_ROWS: Final = 64  # of passes whose calls are prepared once
 Step = Callable[[], None]
+See = Callable[["NDArray[np.int64]"], None]
 
 
 class Seam:
@@ -37,11 +40,13 @@ class Seam:
         self._lanes, self._device = lanes, device
         self._hidden = self._pinned((num_rows, hidden_size), torch.float32)
         self._ids = self._pinned((num_rows, top_k), torch.int64)
+        self._ids_on_host = self._ids.numpy()
         self._weights = self._pinned((num_rows, top_k), torch.float32)
         self._sums = self._pinned((num_rows, hidden_size), torch.float32)
-        self._flag = self._pinned((1,), torch.int64)
+        self._flag = DeviceFlag(self._pinned((1,), torch.int64))
         self._raised = torch.ones(1, dtype=torch.int64, device=device)
         self._run_step: Callable[[Step], None] = lambda step: step()
+        self._calls: dict[tuple[int, int], Callable[[], None]] = {}  # of the CPU's kernels, by layer and rows
         self.num_tokens = 0  # of the current pass, without padding
         self.waited_s = 0.0  # the CPU waited for the GPU
         self.computed_s = 0.0  # the CPU computed
@@ -61,11 +66,14 @@ class Seam:
             (self._hidden, hidden.float()),
         ):
             target[:count].copy_(source, non_blocking=True)
-        self._flag.copy_(self._raised, non_blocking=True)
+        self._flag.memory.copy_(self._raised, non_blocking=True)
 
-    def compute(self, experts: PresentExperts, num_rows: int, see: Callable[[NDArray[np.int64]], None]) -> None:
-        """Have the host compute the CPU's experts, once the GPU gets there; `see` receives the ids, [T, K]."""
-        self._run_step(lambda: self._compute(experts, num_rows, see))
+    def compute(self, layer: int, experts: PresentExperts, num_rows: int, see: See) -> None:
+        """Have the host compute the CPU's experts of a layer, once the GPU gets there.
+
+        `see` receives the ids, [T, K], which change with the next layer.
+        """
+        self._run_step(partial(self._compute, layer, experts, num_rows, see))
 
     def receive(self, num_rows: int) -> Tensor:
         """Return the CPU's sums on the GPU: [T, H] float32."""
@@ -84,20 +92,28 @@ class Seam:
     def reset(self) -> None:
         """Forget a pass that failed. Blocks: until the device is idle."""
         self._lanes.synchronize()
-        self._flag.zero_()
+        self._flag.lower()
 
-    def _compute(self, experts: PresentExperts, num_rows: int, see: Callable[[NDArray[np.int64]], None]) -> None:
+    def _compute(self, layer: int, experts: PresentExperts, num_rows: int, see: See) -> None:
+        num_rows = min(num_rows, self.num_tokens)
+        call = self._calls.get((layer, num_rows)) or self._call(layer, experts, num_rows)
         start = perf_counter()
-        while not wait_for_flag(self._flag, _PATIENCE_S):
+        while not self._flag.wait(_PATIENCE_S):
             self._lanes.check()
-        self._flag.zero_()
+        self._flag.lower()
         arrived = perf_counter()
-        rows = slice(min(num_rows, self.num_tokens))
-        ids = self._ids[rows]
-        experts.sums(self._hidden[rows], ids, self._weights[rows], self._sums[rows])
+        call()
         self.waited_s += arrived - start
         self.computed_s += perf_counter() - arrived
-        see(ids.numpy())
+        see(self._ids_on_host[:num_rows])
+
+    def _call(self, layer: int, experts: PresentExperts, num_rows: int) -> Callable[[], None]:
+        """Return the call of the CPU's kernels; that of a short pass is kept, since its preparation takes time."""
+        rows = slice(num_rows)
+        call = experts.sums(self._hidden[rows], self._ids[rows], self._weights[rows], self._sums[rows])
+        if num_rows <= _KEPT_ROWS:
+            self._calls[layer, num_rows] = call
+        return call
 
     def _pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, pin_memory=self._device.type == "cuda")

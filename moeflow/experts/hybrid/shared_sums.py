@@ -35,7 +35,7 @@ class SharedSums:
         num_rows = len(hidden)
         self._seam.send(hidden, topk_ids, topk_weights)
         total = experts.on_gpu.sums(hidden, topk_ids, topk_weights) if len(experts.matrices.down) else None
-        self._seam.compute(experts.on_cpu, num_rows, self._see)
+        self._seam.compute(experts.layer, experts.on_cpu, num_rows, self._see)
         sums = self._seam.receive(num_rows)
         return sums if total is None else total.add_(sums)
 

@@ -6,7 +6,8 @@ The results are those of `PackedExperts.compute` over all experts in order, to t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,14 +75,16 @@ class PresentExperts:
         self._memory, self._table = memory, table  # kept for the kernels
         self._layer = memory.in_slots(address(table), len(table), memory.biases)
 
-    def sums(self, x: Array, topk_ids: Array, topk_weights: Array, out: Array) -> None:
-        """Write the weighted sum of each token's present experts, in ascending order; 0 for a token without any.
+    def sums(self, x: Array, topk_ids: Array, topk_weights: Array, out: Array) -> Callable[[], None]:
+        """Return a function that computes with the numbers that these arrays have when it is called.
 
-        Shapes: as in `PackedExperts.compute`; out [T, H] float32.
+        It writes the weighted sum of each token's present experts, in ascending order; 0 for a token without any. The
+        caller keeps the arrays alive. Shapes: as in `PackedExperts.compute`; out [T, H] float32.
         """
         num_tokens, top_k = topk_ids.shape
         hidden = self._memory.hidden
-        _cpu.present_experts(
+        return partial(
+            _cpu.present_experts,
             layer=self._layer,
             x=floats(x, num_tokens, hidden),
             num_tokens=num_tokens,

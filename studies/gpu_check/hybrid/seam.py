@@ -15,7 +15,7 @@ import torch
 from moeflow.engine import decode_graphs
 from moeflow.experts.hybrid.lanes import lanes_of
 from moeflow.experts.hybrid.seam import Seam
-from moeflow.kernels.cpu.device_flag import wait_for_flag
+from moeflow.kernels.cpu.device_flag import DeviceFlag
 from moeflow.kernels.cpu.expert_slots import PresentExperts
 from moeflow.kernels.cpu.packed_experts import PackedExperts
 from studies.gpu_check.findings import Findings
@@ -64,7 +64,7 @@ def _measured(target: Target, batch: int) -> dict[str, float]:
         passed = hidden
         for _ in range(num_layers):
             seam.send(passed, ids, weights)
-            seam.compute(experts, batch, lambda _: None)
+            seam.compute(0, experts, batch, lambda _: None)
             passed = seam.receive(batch)
         return passed
 
@@ -93,15 +93,15 @@ def _seconds(target: Target, run: Callable[[], object]) -> float:
 
 def _flag_s(target: Target, device: torch.device) -> float:
     """Return the time from the start of a copy of eight bytes until the host sees them."""
-    flag = torch.zeros(1, dtype=torch.int64, pin_memory=not target.is_rehearsal)
+    flag = DeviceFlag(torch.zeros(1, dtype=torch.int64, pin_memory=not target.is_rehearsal))
     raised = torch.ones(1, dtype=torch.int64, device=device)
     times = []
     for _ in range(2 if target.is_rehearsal else _ROUNDS):
-        flag.zero_()
+        flag.lower()
         target.wait()
         start = time.perf_counter()
-        flag.copy_(raised, non_blocking=not target.is_rehearsal)
-        assert wait_for_flag(flag, 10.0)
+        flag.memory.copy_(raised, non_blocking=True)
+        assert flag.wait(10.0)
         times.append(time.perf_counter() - start)
     return statistics.median(times[1:])
 

@@ -10,11 +10,12 @@ import torch
 
 from moeflow.core import hybrid_config
 from moeflow.core.hybrid_config import HybridConfig
-from moeflow.experts.hybrid import hybrid_experts, hybrid_pool, seam
+from moeflow.experts.hybrid import hybrid_experts, hybrid_pool
 from moeflow.experts.hybrid.hybrid_experts import HybridLayers, SlotMatrices
 from moeflow.experts.hybrid.hybrid_pool import HybridPool
 from moeflow.experts.hybrid.popularity import Move
 from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.device_flag import DeviceFlag
 from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.experts import fused_experts
 from tests.experts.hybrid.watched_lanes import WatchedLanes, WatchedSums
@@ -37,7 +38,7 @@ class Rig:
         monkeypatch.setattr(WatchedSums, "lanes", self.lanes, raising=False)
         monkeypatch.setattr(hybrid_experts, "PresentExperts", WatchedSums)
         monkeypatch.setattr(hybrid_pool, "lanes_of", lambda _: self.lanes)
-        monkeypatch.setattr(seam, "wait_for_flag", self.lanes.wait_for_flag)
+        monkeypatch.setattr(DeviceFlag, "wait", lambda flag, seconds: self.lanes.wait(flag, seconds))
         monkeypatch.setattr(hybrid_config, "_SET_BYTES", 2 * 3 * 4 * HIDDEN * WIDTH)  # two experts
         config = HybridConfig(
             num_gpu_experts=num_slots, cpu_weight_format=weight_format, cpu_isa="", stream_tokens=STREAMED

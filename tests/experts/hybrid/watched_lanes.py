@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from moeflow.experts.hybrid.hybrid_pool import HybridPool
+from moeflow.kernels.cpu.device_flag import DeviceFlag
 from moeflow.kernels.cpu.expert_slots import PresentExperts
 from tests.pipeline.devices import fake_cuda
 
@@ -74,13 +75,13 @@ class WatchedLanes:
         for tensor in on_gpu:
             self.cuda.watch(tensor, is_on_device=True)
         seam = pool._seam
-        for tensor in (seam._hidden, seam._ids, seam._weights, seam._sums, seam._flag):
+        for tensor in (seam._hidden, seam._ids, seam._weights, seam._sums, seam._flag.memory):
             self.cuda.watch(tensor, is_on_device=False)
 
-    def wait_for_flag(self, flag: Tensor, seconds: float) -> bool:
+    def wait(self, flag: DeviceFlag, seconds: float) -> bool:
         """Stands in for the wait of a seam: the host then knows all that the GPU has done."""
         self.cuda.clocks.learn(self.cuda.here, self.cuda.clocks.of(self._computing.name))
-        return bool(flag)
+        return bool(flag.memory.numpy()[0])
 
     @contextmanager
     def host(self) -> Iterator[None]:
@@ -103,8 +104,13 @@ class WatchedSums(PresentExperts):
 
     lanes: WatchedLanes
 
-    def sums(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor) -> None:
-        for tensor in (x, topk_ids, topk_weights):
-            self.lanes.cuda.touch(tensor, is_write=False, what="CPU kernel")
-        self.lanes.cuda.touch(out, is_write=True, what="CPU kernel")
-        super().sums(x, topk_ids, topk_weights, out)
+    def sums(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor) -> Callable[[], None]:
+        compute = super().sums(x, topk_ids, topk_weights, out)
+
+        def run() -> None:
+            for tensor in (x, topk_ids, topk_weights):
+                self.lanes.cuda.touch(tensor, is_write=False, what="CPU kernel")
+            self.lanes.cuda.touch(out, is_write=True, what="CPU kernel")
+            compute()
+
+        return run

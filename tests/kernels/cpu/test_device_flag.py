@@ -6,15 +6,15 @@ import threading
 
 import torch
 
-from moeflow.kernels.cpu.device_flag import wait_for_flag
+from moeflow.kernels.cpu.device_flag import DeviceFlag
 
 
 def test_a_raised_flag_is_no_wait(needs_kernels: None) -> None:
-    assert wait_for_flag(torch.ones(1, dtype=torch.int64), 0.0)
+    assert DeviceFlag(torch.ones(1, dtype=torch.int64)).wait(0.0)
 
 
 def test_a_wait_ends_without_the_flag(needs_kernels: None) -> None:
-    assert not wait_for_flag(torch.zeros(1, dtype=torch.int64), 0.001)
+    assert not DeviceFlag(torch.zeros(1, dtype=torch.int64)).wait(0.001)
 
 
 def test_another_thread_of_python_raises_the_flag(needs_kernels: None) -> None:
@@ -27,5 +27,8 @@ def test_another_thread_of_python_raises_the_flag(needs_kernels: None) -> None:
     writer = threading.Thread(target=raise_flag)
     writer.start()
     began.set()
-    assert wait_for_flag(flag, 60.0)
+    found = DeviceFlag(flag)
+    assert found.wait(60.0)
     writer.join()
+    found.lower()
+    assert not found.wait(0.0)

@@ -281,9 +281,9 @@ def test_absent_experts_add_nothing(needs_kernels, num_tokens, absent):
     packed = pack(64, 48, "float32", has_bias=True)
     x, topk_ids, topk_weights = route(num_tokens, 64, 3)
     table = np.arange(5, dtype=np.int32)
-    present = PresentExperts(packed, table)
-    table[list(absent)] = -1  # after the experts were made: each call reads the table
     out = torch.full((num_tokens, 64), torch.nan)
-    present.sums(x, topk_ids, topk_weights, out)
+    compute = PresentExperts(packed, table).sums(x, topk_ids, topk_weights, out)
+    table[list(absent)] = -1  # each call reads the table
+    compute()
     is_present = torch.from_numpy(table)[topk_ids] >= 0
     assert torch.equal(out, packed.compute(x, topk_ids, topk_weights * is_present))

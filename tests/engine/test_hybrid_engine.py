@@ -1,0 +1,85 @@
+"""An engine whose experts are in slots and packed, in main memory both: the tokens of the plain one, and its errors."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from moeflow.core.errors import CapacityError, ConfigError
+from moeflow.core.hybrid_config import HybridConfig
+from moeflow.engine.engine import Engine
+from moeflow.experts.hybrid import hybrid_pool
+from moeflow.kernels.cpu import extension
+from moeflow.planner.resolve import resolve
+from moeflow.settings.settings import Settings
+from studies.small_families import greedy_passes, prompts_of
+from tests.tiny_mixtral import write_tiny_mixtral
+
+pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+
+LAYERS, NUM_TOKENS = 2, 8
+LENGTHS = (3, 40, 1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_mixtral(folder, vocab_size=512)
+    return str(folder)
+
+
+def config_of(model, num_slots, **hybrid):
+    """Return a configuration in which torch stands in for a GPU."""
+    plain = resolve(Settings(model=model, dtype="float32", num_threads=1, kv_cache_bytes=2**20)).config
+    shares = {"cpu_weight_format": "float32", "cpu_isa": extension.best_isa(""), "stream_tokens": 0} | hybrid
+    return dataclasses.replace(
+        plain, cpu_isa="", packed_file="", hybrid=HybridConfig(num_gpu_experts=num_slots, **shares)
+    )
+
+
+def answers(config):
+    engine = Engine.load(config)
+    found = {str(number): [] for number in range(len(LENGTHS))}
+    for outputs in greedy_passes(engine, prompts_of(LENGTHS), NUM_TOKENS):
+        for output in outputs:
+            found[output.request_id] += output.token_ids
+    stats = engine.stats()
+    engine.close()
+    return found, stats
+
+
+@pytest.mark.parametrize("stream_tokens", [0, 20])
+def test_tokens_are_those_of_the_plain_engine(model, stream_tokens):
+    plain = resolve(Settings(model=model, dtype="float32", num_threads=1, kv_cache_bytes=2**20)).config
+    expected, stats = answers(plain)
+    assert (stats.experts_on_gpu, stats.gpu_pairs_total) == (0, 0)
+    for num_slots in (0, 2, 4):
+        found, stats = answers(config_of(model, num_slots, stream_tokens=stream_tokens))
+        assert found == expected
+        assert stats.experts_on_gpu == num_slots * LAYERS
+        num_shared = 0 if num_slots == 4 else sum(LENGTHS) + len(LENGTHS) * (NUM_TOKENS - 1)
+        is_streamed = stream_tokens > 0 and num_slots < 4
+        num_shared -= is_streamed * sum(LENGTHS)
+        assert stats.gpu_pairs_total + stats.cpu_pairs_total == 2 * LAYERS * num_shared
+        assert stats.streamed_passes_total == is_streamed
+        assert (stats.gpu_share > 0) == (num_slots == 2)
+
+
+def test_a_format_without_a_way_to_the_gpu_is_refused(model):
+    with pytest.raises(ConfigError, match=r"experts in q4_k have no way to the GPU; those in float32, .*--quantize"):
+        Engine.load(config_of(model, 2, cpu_weight_format="q4_k"))
+
+
+def test_a_gpu_without_room_is_explained(model, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(hybrid_pool, "SlotMover", refuse)
+    with pytest.raises(CapacityError, match=r"no room for the buffers of experts: raise its limit \(--gpu-memory\)"):
+        Engine.load(config_of(model, 2))
+
+
+def test_a_trace_of_routing_is_needed_where_one_is_named(model, tmp_path):
+    with pytest.raises(ConfigError, match="cannot read"):
+        Engine.load(config_of(model, 2, popularity_file=str(tmp_path / "missing")))
