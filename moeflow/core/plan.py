@@ -57,12 +57,19 @@ class Policy:
     batch_size: int  # N: sequences that decode concurrently
     micro_batch: int  # mu: of these, computed at once
     attention_on_device: bool  # A_g
-    ffn_on_device: bool  # F_g: wherever there is a device
+    ffn_on_device: bool  # F_g: false if the host computes all experts
     weights_on_device: float = 0.0  # r_w: share of the layers' weights that stay there
     kv_on_device: float = 0.0  # r_c: share of keys and values
+    experts_on_host: float = 0.0  # share of experts that the host computes beside a device
     experts_on_disk: float = 0.0  # share of experts without a place in memory
-    chunk_tokens: int = 512  # of a prompt in one pass, on a host without a device
+    chunk_tokens: int = 512  # of prompts in one pass
+    prompts: int = 1  # of a micro-batch, in a pass over prompts on a device
     num_devices: int = 1  # that hold a part of every layer each (tensor parallelism)
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether a device keeps and computes everything."""
+        return self.attention_on_device and self.weights_on_device == self.kv_on_device == 1
 
     @property
     def num_micro_batches(self) -> int:

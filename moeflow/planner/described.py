@@ -25,17 +25,17 @@ from moeflow.planner.choices.kv_cache_choice import KVCacheChoice
 from moeflow.planner.choices.processor_choice import choose_num_threads
 from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice
 from moeflow.planner.configuration import Choices, engine_config
-from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES, CostModel
+from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES, CostModel, IntegerPolicy
 from moeflow.planner.costs.gpu_work_space import graph_bytes
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.estimate import Estimator, machine_reasons
-from moeflow.planner.forecast import disk_reasons, expert_places, forecast
+from moeflow.planner.forecast import forecast
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.host_forecast import Wanted
 from moeflow.planner.known_routing import known_routing
 from moeflow.planner.model_files import opened_model, path_in_plan
-from moeflow.planner.resident_experts import num_on_device
+from moeflow.planner.resident_experts import num_on_device, share_on_device
 from moeflow.planner.search.objective import Objective
 from moeflow.planner.search.search import search
 from moeflow.planner.usage import Usage
@@ -165,12 +165,12 @@ class _Described:
             dtype=self.weights.embeddings,
             weights=self.weights,
             num_threads=self._num_threads(),
-            batching=Batching(policy.batch_size, max(policy.chunk_tokens, policy.batch_size)),
+            batching=Batching(policy.batch_size, IntegerPolicy.of(policy).pass_tokens),
             cache=KVCacheChoice(kv_dtype, num_blocks, ceil(BLOCK_SIZE * self.costs.kv_bytes), max_tokens),
             shares_prefixes=False,
             offload=offload,
             gpu_memory_bytes=self.machine.level(DEVICE).capacity_bytes,
-            memory=self._memory(model, policy),
+            memory=self._memory(model),
         )
 
     def _num_threads(self) -> int:
@@ -179,7 +179,7 @@ class _Described:
             return self.settings.num_threads or 0
         return choose_num_threads(self.settings.num_threads, host_resources(), [])
 
-    def _memory(self, model: CostModel, policy: Policy) -> MemoryPlan | None:
+    def _memory(self, model: CostModel) -> MemoryPlan | None:
         """Return what a limit is divided into; None: there is none."""
         limit = self.settings.memory_bytes
         if limit is None:
@@ -187,7 +187,7 @@ class _Described:
         return MemoryPlan(
             limit_bytes=limit,
             process_bytes=model.process_bytes,
-            weight_bytes=ceil(self.costs.model_bytes - policy.experts_on_disk * self.costs.experts_bytes),
+            weight_bytes=ceil(self.costs.model_bytes),
             work_bytes=0,
             is_served=self.settings.is_served,
         )
@@ -210,20 +210,20 @@ class _Described:
 
 def _offload(model: CostModel, policy: Policy, num_blocks: int, gpu: str) -> OffloadConfig:
     shape, memory_bytes = model.costs.shape, model.machine.level(DEVICE).capacity_bytes
-    kv_layers = round(policy.kv_on_device * shape.num_layers) if policy.attention_on_device else 0
-    window = policy.micro_batch * ceil(model.workload.max_tokens / BLOCK_SIZE)
-    has_windows = policy.attention_on_device and kv_layers < shape.num_layers
-    resident = dict(expert_places(model, policy)).get(DEVICE, 0.0)
+    choice = IntegerPolicy.of(policy)
+    window = choice.window_requests * ceil(model.workload.max_tokens / BLOCK_SIZE)
+    costs = model.costs
+    resident = share_on_device(costs.layers_bytes, costs.movable_bytes, policy.weights_on_device)
     return OffloadConfig(
         cuda=CudaDeviceConfig(
             name=gpu, memory_bytes=memory_bytes, capacity_bytes=max(memory_bytes - DEVICE_RESERVE_BYTES, 0)
         ),
         pipeline=pipeline_of(model, policy),
         micro_batch_tokens=policy.micro_batch,
-        num_resident_experts=num_on_device(resident, shape.routing.num_experts),
-        num_resident_kv_layers=kv_layers,
-        window_blocks=min(window, num_blocks) if has_windows else 0,
-        num_hosted_experts=0,
+        num_resident_experts=num_on_device(resident, model.num_experts),
+        num_resident_kv_layers=round(policy.kv_on_device * shape.num_layers),
+        window_blocks=0 if choice.keeps_kv else min(window, num_blocks),
+        num_hosted_experts=round(policy.experts_on_host * shape.routing.num_experts),
     )
 
 
@@ -245,7 +245,6 @@ def _why(model: CostModel, policy: Policy) -> list[tuple[str, str]]:
         ("weights_on_device", "what the device has room for beside the batch"),
         ("num_devices", f"{policy.num_devices} of {model.machine.num_devices}"),
         *_work_space(model, policy),
-        *disk_reasons(model, policy),
     ]
 
 

@@ -76,8 +76,6 @@ def disk_reasons(model: CostModel, policy: Policy) -> list[tuple[str, str]]:
     """Return how often experts that do not fit into memory are read, and how that is known; nothing if all fit."""
     if not policy.experts_on_disk:
         return []
-    if model.has_device:
-        return [("experts_on_disk", "they have no room; all are read for each step")]
     reads, _ = model.reads(IntegerPolicy.of(policy))
     missing = reads.num_read(policy.experts_on_disk) / (reads.num_layers * reads.distinct)
     how = f"{missing:.0%} of the {reads.distinct:.0f} a layer that a step uses are read"

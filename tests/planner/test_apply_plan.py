@@ -160,14 +160,14 @@ def test_all_requests_of_the_workload_have_room_even_beyond_the_usual_share(fold
 @needs_kernels
 def test_what_stays_on_a_device_stays_when_a_plan_is_decided_again(tmp_path):
     folder = tmp_path
-    write_tiny_mixtral(folder, intermediate_size=4096)
-    plan = described(folder, machine(ram=2 * 10**9, device=820 * 10**6), dtype="bfloat16")
+    write_tiny_mixtral(folder, intermediate_size=4096, num_hidden_layers=4)
+    plan = described(folder, machine(ram=2 * 10**9, device=818 * 10**6), dtype="bfloat16")
     planned = plan.config.offload
-    assert planned.num_resident_experts == 3  # of 4
+    assert planned.num_resident_experts == 2  # of 4
     again = applied(plan, folder, max_model_len=64)
     found = again.config.offload
-    assert (found.num_resident_experts, found.pipeline) == (3, planned.pipeline)
-    assert (found.cuda.memory_bytes, found.micro_batch_tokens) == (820 * 10**6, planned.micro_batch_tokens)
+    assert (found.num_resident_experts, found.pipeline) == (2, planned.pipeline)
+    assert (found.cuda.memory_bytes, found.micro_batch_tokens) == (818 * 10**6, planned.micro_batch_tokens)
     assert (again.config.scheduler.max_model_len, again.config.scheduler.max_num_seqs) == (64, 8)
 
 

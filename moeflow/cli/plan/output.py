@@ -107,7 +107,11 @@ def _device_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     whose = "experts' computation (F_g)" if forecast_of(plan).expert_places else "feed-forward (F_g)"
     is_resident = plan.pipeline == RESIDENT
     why = "where their weights stay" if is_resident else "weights go there; with --device cpu the host computes all"
-    yield whose, "device", why
+    where = "device" if policy.ffn_on_device else "host"
+    if policy.ffn_on_device and policy.experts_on_host:
+        where, why = "device and host", f"the host computes {policy.experts_on_host:.1%} of them"
+    yield whose, where, why
+    yield "tokens of a pass", str(plan.config.scheduler.max_num_batched_tokens), "at most; prompts fill a pass"
     layout = "one device" if policy.num_devices == 1 else f"{policy.num_devices} devices"
     yield "parallel layout", layout, "" if policy.num_devices == 1 else "each has a part of every layer"
 

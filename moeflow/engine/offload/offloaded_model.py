@@ -37,7 +37,7 @@ from moeflow.pipeline.offloading import DEVICE_TO_HOST, HOST, HOST_TO_DEVICE, HO
 from moeflow.pipeline.runtime.executor import Executor
 from moeflow.pipeline.runtime.lane import Lane
 from moeflow.pipeline.runtime.trace import Trace
-from moeflow.planner.choices.offload_plan import costs_of
+from moeflow.planner.choices.offload_plan import activation_bytes, costs_of
 
 LANES: Final = (HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, HOST_TO_PINNED)  # in addition to the computing one
 
@@ -58,7 +58,8 @@ class OffloadedModel:
         self.device = make_device(config.offload)
         costs = costs_of(model.config, config)
         self.device.memory.take(_bytes_outside_experts(model), "weights outside of experts")
-        self.device.memory.take(int(costs.activation_bytes(config.scheduler.max_num_batched_tokens)), "activations")
+        num_bytes = activation_bytes(costs, config.scheduler, config.offload.micro_batch_tokens)
+        self.device.memory.take(int(num_bytes), "activations")
         self._kv = self._place_kv(config)
         self._host, self._side = _sides(model, self.device.torch_device)
         self._resident, streamed = self._split_experts()

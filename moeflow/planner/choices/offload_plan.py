@@ -54,6 +54,12 @@ def costs_of(shape: ModelConfig, config: EngineConfig) -> ModelCosts:
     )
 
 
+def activation_bytes(costs: ModelCosts, limits: SchedulerConfig, micro_batch_tokens: int) -> float:
+    """Return the activation bytes of a pass on a device. A long request is a micro-batch of its own."""
+    num_tokens = limits.max_num_batched_tokens
+    return costs.pass_activation_bytes(num_tokens, min(max(micro_batch_tokens, limits.max_model_len), num_tokens))
+
+
 class OffloadOverrides(msgspec.Struct, frozen=True, kw_only=True):
     """What the user said; None: decide for me."""
 
@@ -121,7 +127,7 @@ def plan_offload(overrides: OffloadOverrides, costs: ModelCosts, limits: Schedul
     window_block_bytes = costs.shape.most_kv_bytes_per_token(costs.formats.kv) * limits.block_size
     fixed_bytes = (
         (costs.model_bytes - _expert_bytes(costs) * num_layers) * _MARGIN
-        + costs.activation_bytes(limits.max_num_batched_tokens)
+        + activation_bytes(costs, limits, micro_batch)
         + kv_layers * limits.num_blocks * costs.kv_layer_bytes * limits.block_size
         + NUM_WINDOWS * window_blocks * window_block_bytes
     )

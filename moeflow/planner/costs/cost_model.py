@@ -1,11 +1,14 @@
 """Time and memory of passes under a policy. Source: MoE-Lightning 4.2, equations 12 to 14.
 
-A choice of whole numbers is the micro-batch, the number of micro-batches, and the place of attention. For each choice,
-the time of every resource and the bytes in every tier are linear in shares. The shares are those of weights and KV on
-the device, experts on disk, and misses of the expert cache. The same `LinearCost` serves predictions and searches.
+`IntegerPolicy` has the whole numbers and places of a policy. For each choice of them, the time of every resource and
+the bytes in every tier are linear in shares. The shares are those of weights and KV on the device, experts that the
+host computes beside a device, experts on disk, and misses of the expert cache. The same `LinearCost` serves predictions
+and searches.
 
 Beyond the paper: prefill; a disk under RAM, behind an expert cache; tensor parallelism; kernel efficiencies; hosts
-without a device, which compute sequentially. Times use average lengths, memory the longest.
+without a device, which compute sequentially. Times use average lengths, memory the longest. A machine with a device
+uses no disk: its pipelines stream from main memory. Each pass over prompts streams all weights that do not stay on the
+device.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
+from math import ceil, expm1, log1p
 from typing import Final
 
 import msgspec
@@ -34,6 +37,7 @@ DEVICE_COMPUTE: Final = "device"
 TO_DEVICE: Final = "link to device"
 FROM_DEVICE: Final = "link from device"
 DISK_OFFLOAD: Final = "disk"
+CHAINS: Final = ("tasks in turn", "tasks behind weights")  # bounds of a step with a device, not resources
 
 PROCESS_BYTES: Final = 512 * MIB  # Python, torch and the work space of a pass
 DEVICE_RESERVE_BYTES: Final = 768 * MIB  # CUDA's context, the allocator's slack, kernels' work space
@@ -41,11 +45,16 @@ BLOCK_TOKENS: Final = 16  # of a KV block: a sequence's last is half empty on av
 
 
 class LinearCost(msgspec.Struct, frozen=True):
-    """const + weights * r_w + kv * r_c + disk * (experts on disk) + misses * (a step's) + streamed * (a prompt's)."""
+    """The sum of each term times its share; `const` counts once.
+
+    `weights` goes with r_w, `kv` with r_c, `hosted` with the host's experts beside a device, `disk` with experts on
+    disk, `misses` with those that a step reads, `streamed` with those that a prompt reads.
+    """
 
     const: float = 0.0
     weights: float = 0.0
     kv: float = 0.0
+    hosted: float = 0.0
     disk: float = 0.0
     misses: float = 0.0
     streamed: float = 0.0
@@ -59,9 +68,9 @@ class LinearCost(msgspec.Struct, frozen=True):
         return LinearCost(*(term * factor for term in self.terms))
 
     @property
-    def terms(self) -> tuple[float, float, float, float, float, float]:
+    def terms(self) -> tuple[float, ...]:
         """All coefficients, the constant first."""
-        return (self.const, self.weights, self.kv, self.disk, self.misses, self.streamed)
+        return (self.const, self.weights, self.kv, self.hosted, self.disk, self.misses, self.streamed)
 
     def at(self, *shares: float) -> float:
         """Return the value for the shares of all terms but the constant."""
@@ -71,11 +80,16 @@ class LinearCost(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class IntegerPolicy:
-    """The whole numbers of a policy."""
+    """The whole numbers and places of a policy."""
 
     micro_batch: int  # mu
     num_micro_batches: int  # N / mu
     attention_on_device: bool  # A_g
+    keeps_kv: bool = False  # all keys and values on the device: r_c = 1
+    shares_experts: bool = False  # the host computes some of the experts: F_g < 1
+    prompts: int = 1  # of a micro-batch, in a pass over prompts on a device
+    chunk_tokens: int = 512  # of a pass over prompts on a device
+    is_resident: bool = False  # all on the device: a pass is the model's plain forward
 
     @property
     def batch_size(self) -> int:
@@ -85,7 +99,26 @@ class IntegerPolicy:
     @classmethod
     def of(cls, policy: Policy) -> IntegerPolicy:
         """Return those of a policy."""
-        return cls(policy.micro_batch, policy.num_micro_batches, policy.attention_on_device)
+        return cls(
+            policy.micro_batch,
+            policy.num_micro_batches,
+            policy.attention_on_device,
+            policy.kv_on_device == 1,
+            policy.experts_on_host > 0,
+            policy.prompts,
+            policy.chunk_tokens,
+            policy.is_resident,
+        )
+
+    @property
+    def window_requests(self) -> int:
+        """Requests over whose keys and values the device attends at once, where the host has them."""
+        return self.micro_batch if self.attention_on_device else self.prompts
+
+    @property
+    def pass_tokens(self) -> int:
+        """The most tokens of a pass: `max_num_batched_tokens` of the configuration."""
+        return max(self.chunk_tokens, self.batch_size)
 
 
 Resources = Mapping[str, LinearCost]  # seconds of each in a step, or bytes of each tier
@@ -96,6 +129,14 @@ class _Times(msgspec.Struct, frozen=True):
 
     decode: Resources
     prefill: Resources
+
+
+class _Moved(msgspec.Struct, frozen=True):
+    """The seconds of a decoding step's transfers."""
+
+    weights: LinearCost
+    up: LinearCost  # of everything else, to the device
+    down: LinearCost
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +176,7 @@ class CostModel:
     sampled_bytes: float = 0.0  # of a host's memory that sampling takes for each sequence
     min_experts: float = 0.0  # share of experts that must have a place in memory
     chunk_tokens: int = 512  # of prompts in one pass, on a host without a device
+    keeps_prompts: bool = True  # hidden states of all prompts on the device, and a window for keys and values
     sharing: Sharing = ALONE  # of such a host by processes; predictions are for one engine, while all others work
 
     @cached_property
@@ -153,62 +195,162 @@ class CostModel:
             }
         costs, layers, mu = self.costs, self.costs.shape.num_layers, choice.micro_batch
         attention = costs.decode_attention(*self._decoding(mu))
-        device = self._device_s(costs.pass_works(mu, attention if choice.attention_on_device else None, mu))
-        host = 0.0 if choice.attention_on_device else self._host_s([(layers, attention)])
-        times = choice.num_micro_batches
-        return {
-            DEVICE_COMPUTE: LinearCost(device * times),
-            HOST_COMPUTE: LinearCost(host * times),
-            **self._decode_transfers(choice),
-            DISK_OFFLOAD: LinearCost(disk=self._disk_s(costs.experts_bytes)),
+        device = LinearCost(self._device_s(costs.pass_works(mu, attention if choice.attention_on_device else None, mu)))
+        host = LinearCost() if choice.attention_on_device else LinearCost(self._host_s([(layers, attention)]))
+        if choice.shares_experts:
+            device += LinearCost(hosted=-self._device_s([(costs.num_moe_layers, costs.experts(mu))]))
+            host += LinearCost(hosted=self.host_experts_s(mu))
+        moved = self._decode_transfers(choice)
+        resources = {
+            DEVICE_COMPUTE: device * choice.num_micro_batches,
+            HOST_COMPUTE: host * choice.num_micro_batches,
+            TO_DEVICE: moved.weights + moved.up,
+            FROM_DEVICE: moved.down,
         }
+        if choice.keeps_kv:
+            return resources
+        return resources | self._chains(choice, device, host, moved)
+
+    @staticmethod
+    def _chains(choice: IntegerPolicy, device: LinearCost, host: LinearCost, moved: _Moved) -> Resources:
+        """Return the seconds of tasks that wait for each other; `device` and `host` are those of a micro-batch."""
+        number = choice.num_micro_batches
+        if choice.attention_on_device:
+            # Two micro-batches have their keys and values; the others' are behind the weights of the next layer.
+            return {CHAINS[0]: moved.weights + device * max(number - 2, 0)}
+        page, activations = moved.weights * (1 / number), (moved.up + moved.down) * (1 / number)
+        one = device + activations
+        if not choice.shares_experts:
+            # The next layer's first projection needs its first page, which follows this layer's hidden states.
+            return {CHAINS[0]: one + host, CHAINS[1]: page + host + activations}
+        # The device begins with its experts after all micro-batches have been at the host, and the host attends again
+        # after the first of them. The first micro-batch's way to the device is behind a page of the next layer.
+        hosted = LinearCost(hosted=host.hosted)
+        return {CHAINS[0]: one + host * number, CHAINS[1]: one + hosted * number + page}
 
     def prefill(self, choice: IntegerPolicy) -> Resources:
-        """Return the seconds of each resource for the prompts of the whole batch, all computed on the device."""
-        num_prompts, length = choice.batch_size, self.workload.prompt_len
+        """Return the seconds of each resource for the prompts of the whole batch. A device attends to all of them."""
         if not self.has_device:
             return self._host_prefill(choice)
-        costs, mu = self.costs, choice.micro_batch
-        tokens = mu * length
-        device = self._device_s(costs.pass_works(tokens, costs.prefill_attention(mu, length), mu))
+        costs, (tokens, attention) = self.costs, self.prompt_micro_batch(choice)
+        num_passes = self.num_prompt_passes(choice)
+        times = self.num_prompt_micro_batches(choice) * num_passes
+        device = LinearCost(self._device_s(costs.pass_works(tokens, attention, choice.prompts)) * times)
         weights = LinearCost(costs.layers_bytes, weights=-costs.layers_bytes)
-        all_kv = num_prompts * length * costs.kv_bytes
+        if choice.shares_experts:
+            weights += LinearCost(hosted=-costs.experts_bytes)
+        weights = weights * (num_passes * self._link_s(self.weight_link, costs.layers_bytes / costs.shape.num_layers))
+        all_kv = choice.batch_size * self.workload.prompt_len * costs.kv_bytes
         kv = LinearCost(all_kv, kv=-all_kv if choice.attention_on_device else 0.0)
-        return {
-            DEVICE_COMPUTE: LinearCost(device * choice.num_micro_batches),
-            TO_DEVICE: weights * self._link_s(self.weight_link, costs.layers_bytes / costs.shape.num_layers),
-            FROM_DEVICE: kv * self._link_s(self.machine.link(DEVICE, RAM), tokens * costs.kv_layer_bytes),
-            DISK_OFFLOAD: LinearCost(disk=self._disk_s(costs.experts_bytes)),
-        }
+        from_device = kv * self._link_s(self.machine.link(DEVICE, RAM), tokens * costs.kv_layer_bytes)
+        resources = {DEVICE_COMPUTE: device, TO_DEVICE: weights, FROM_DEVICE: from_device}
+        if not choice.shares_experts:
+            return resources
+        # The device has to wait for the host's sums, and does not compute less: it is the host that takes long.
+        host = LinearCost(hosted=self.host_experts_s(tokens) * times)
+        return resources | {HOST_COMPUTE: host, CHAINS[0]: device + host, CHAINS[1]: weights + host}
+
+    def host_experts_s(self, num_tokens: float) -> float:
+        """Return the host's seconds for all experts that so many tokens use."""
+        return self._host_s([(self.costs.num_moe_layers, self.costs.experts(num_tokens))])
+
+    def prompt_micro_batch(self, choice: IntegerPolicy) -> tuple[float, KernelWork]:
+        """Return the tokens of a micro-batch of prompts on a device, and one layer's attention of them."""
+        length = self.workload.prompt_len
+        if length <= choice.pass_tokens:
+            most = choice.pass_tokens // length
+            prompts = min(choice.batch_size, most if choice.is_resident else min(choice.prompts, most))
+            return prompts * length, self.costs.prefill_attention(prompts, length)
+        chunks = ceil(length / choice.pass_tokens)
+        whole = self.costs.prefill_attention(1, length, length / chunks)
+        return length / chunks, replace(whole, num_bytes=whole.num_bytes / chunks, num_flops=whole.num_flops / chunks)
+
+    def num_prompt_micro_batches(self, choice: IntegerPolicy) -> int:
+        """Return the micro-batches of a pass over prompts on a device."""
+        tokens, _ = self.prompt_micro_batch(choice)
+        return ceil(choice.batch_size * self.workload.prompt_len / tokens / self.num_prompt_passes(choice))
+
+    def num_prompt_passes(self, choice: IntegerPolicy) -> int:
+        """Return the passes over the prompts of the whole batch.
+
+        On a device, sequences whose prompts are done decode in the same passes: each takes a token's place.
+        """
+        length, most = self.workload.prompt_len, choice.pass_tokens
+        if not self.has_device:
+            return ceil(choice.batch_size * length / self.chunk_tokens)
+        return mixed_passes(choice.batch_size, length, self.workload.gen_len, most)
 
     def memory(self, choice: IntegerPolicy) -> Resources:
         """Return the bytes of each tier at the peak; on several devices, of each."""
-        costs, workload = self.costs, self.workload
-        tokens = choice.batch_size * ceil(workload.max_tokens / BLOCK_TOKENS) * BLOCK_TOKENS
-        all_kv = tokens * costs.kv_bytes
-        on_disk = LinearCost(disk=costs.experts_bytes)
+        costs = self.costs
+        all_kv = choice.batch_size * self._blocks_tokens * costs.kv_bytes
         if not self.has_device:
             beside = self.sharing.num_here * self.process_bytes + choice.batch_size * self.sampled_bytes
             weight_bytes, kv_copies = self._held
             ram = LinearCost(beside + (weight_bytes + all_kv * kv_copies), disk=-costs.experts_bytes)
-            return {RAM: ram, DISK: on_disk}
-        layers, mu = costs.shape.num_layers, choice.micro_batch
-        all_layers = costs.layers_bytes
-        buffers = LinearCost(2 * all_layers / layers, weights=-2 * all_layers / layers)
-        device = LinearCost(costs.embedding_bytes, weights=all_layers) + buffers
-        ram = LinearCost(self.process_bytes + all_layers, weights=-all_layers, disk=-costs.experts_bytes)
+            return {RAM: ram, DISK: LinearCost(disk=costs.experts_bytes)}
+        streamed = LinearCost(costs.layers_bytes, weights=-costs.layers_bytes)
+        buffers = streamed * (2 * self.largest_network_bytes / costs.movable_bytes)
+        # A layer without experts has one network: it stays as soon as one expert of each other layer does.
+        dense_bytes = costs.movable_bytes - costs.experts_bytes if costs.experts_bytes else 0.0
+        device = LinearCost(costs.model_bytes + dense_bytes) + streamed * -1.0 + buffers
+        # The host keeps copies of experts that stay on the device.
+        ram = LinearCost(self.process_bytes) + buffers
+        if not choice.is_resident:
+            ram += LinearCost(costs.movable_bytes)
         if choice.attention_on_device:
-            window = 2 * mu * workload.max_tokens * costs.kv_layer_bytes  # one micro-batch's while the next arrives
-            device += LinearCost(window, kv=all_kv - window)
+            device += LinearCost(kv=all_kv)
             ram += LinearCost(all_kv, kv=-all_kv)
         else:
             ram += LinearCost(all_kv)
-        device = device * (1 / self.num_devices)
-        graphs = (
-            graph_bytes(costs, choice.batch_size) if choice.attention_on_device else 0
-        )  # once all weights are there
-        device += LinearCost(DEVICE_RESERVE_BYTES + costs.activation_bytes(mu * workload.max_prompt_len), graphs)
-        return {RAM: ram, DEVICE: device, DISK: on_disk}
+        if not choice.keeps_kv and (self.keeps_prompts or choice.attention_on_device):
+            # A micro-batch's keys and values while the next one's arrive, and their copies.
+            windows = LinearCost(2 * choice.window_requests * self._blocks_tokens * costs.most_kv_layer_bytes)
+            device, ram = device + windows, ram + windows
+        return {RAM: ram, DEVICE: device * (1 / self.num_devices) + LinearCost(self._device_work_bytes(choice))}
+
+    def _device_work_bytes(self, choice: IntegerPolicy) -> float:
+        """Return what a device needs beside weights, keys and values."""
+        length = self.workload.max_tokens if self.keeps_prompts else self.workload.max_prompt_len
+        of_prompts = choice.pass_tokens if choice.is_resident else choice.prompts * length
+        largest = min(max(of_prompts, choice.micro_batch), choice.pass_tokens)
+        num_tokens = choice.pass_tokens if self.keeps_prompts else 0
+        graphs = graph_bytes(self.costs, choice.batch_size) if choice.is_resident else 0
+        return DEVICE_RESERVE_BYTES + graphs + self.costs.pass_activation_bytes(num_tokens, largest)
+
+    def least_memory(self, choice: IntegerPolicy) -> dict[str, float]:
+        """Return the bytes of each tier for the shares that are best for it."""
+        weights, kv = (self.resident_share(0), 1.0), (float(choice.keeps_kv), 1.0)
+        return {
+            tier: linear.const
+            + min(linear.weights * share for share in weights)
+            + min(linear.kv * share for share in kv)
+            + min(linear.disk, 0.0)
+            for tier, linear in self.memory(choice).items()
+        }
+
+    @cached_property
+    def _blocks_tokens(self) -> int:
+        """The tokens of the KV blocks of a request."""
+        return ceil(self.workload.max_tokens / BLOCK_TOKENS) * BLOCK_TOKENS
+
+    @cached_property
+    def largest_network_bytes(self) -> float:
+        """The experts of a layer, or a dense layer's network if that is larger."""
+        costs = self.costs
+        dense = costs.dense_values * costs.formats.weight_bytes if costs.num_dense_layers else 0.0
+        return max(costs.shape.routing.num_experts * costs.expert_bytes, dense)
+
+    def resident_share(self, num_experts: int) -> float:
+        """Return r_w where so many experts of each layer, and all weights outside of experts, stay on the device."""
+        costs = self.costs
+        streamed = costs.movable_bytes * (1 - num_experts / self.num_experts)
+        return 1.0 - streamed / costs.layers_bytes
+
+    @cached_property
+    def num_experts(self) -> int:
+        """The parts of a layer that may stay on a device: its experts, or a dense layer's network."""
+        return max(self.costs.shape.routing.num_experts, 1)
 
     @cached_property
     def _held(self) -> tuple[float, float]:
@@ -217,18 +359,19 @@ class CostModel:
 
     @staticmethod
     def combine(seconds: Mapping[str, float], overlap: float) -> float:
-        """Return the time of resources that work so long (equation 12)."""
-        return overlap * max(seconds.values()) + (1 - overlap) * sum(seconds.values())
+        """Return the time of resources that work so long (equation 12), and of tasks that wait for each other."""
+        total = sum(each for name, each in seconds.items() if name not in CHAINS)
+        return overlap * max(seconds.values()) + (1 - overlap) * total
 
     def predict(self, policy: Policy) -> Prediction:
         """Return the prediction for a policy."""
-        assert policy.ffn_on_device == self.has_device, "feed-forward networks run where the device is, if there is one"
+        assert self.has_device or not policy.ffn_on_device, "feed-forward networks run on the host, if it is alone"
         choice = IntegerPolicy.of(policy)
         shares = self._shares(policy, choice)
         times = self._times(choice)
         decode, busy = self._step(times.decode, shares, self.overlap)
         prefill, prefill_busy = self._step(times.prefill, shares, self.prefill_overlap)
-        alone = IntegerPolicy(1, 1, policy.attention_on_device)
+        alone = IntegerPolicy.of(replace(policy, batch_size=1, micro_batch=1))
         first, _ = self._step(self._times(alone).prefill, self._shares(policy, alone), self.prefill_overlap)
         gen_len = self.workload.gen_len
         seconds = prefill + (gen_len - 1) * decode  # the prefill brings the first token
@@ -282,13 +425,13 @@ class CostModel:
         """Return the experts that a host reads for a step, and for the prefill of the whole batch."""
         choice = IntegerPolicy.of(policy)
         step, prompts = (reads.num_read(policy.experts_on_disk) for reads in self.reads(choice))
-        return step, prompts * self._num_prompt_passes(choice)
+        return step, prompts * self.num_prompt_passes(choice)
 
     def read_s(self, policy: Policy) -> tuple[float, float]:
         """Return the seconds of these reads."""
         choice = IntegerPolicy.of(policy)
         step, prompts = (reads.read_s(reads.num_read(policy.experts_on_disk)) for reads in self.reads(choice))
-        return step, prompts * self._num_prompt_passes(choice)
+        return step, prompts * self.num_prompt_passes(choice)
 
     def _expert_reads(
         self, num_tokens: float, distinct: Callable[[float], float], misses: Callable[[float], HitCurve]
@@ -309,31 +452,29 @@ class CostModel:
 
     def _prompt_pass(self, choice: IntegerPolicy) -> float:
         """Return the prompt tokens of a pass."""
-        return choice.batch_size * self.workload.prompt_len / self._num_prompt_passes(choice)
-
-    def _num_prompt_passes(self, choice: IntegerPolicy) -> int:
-        """Return the passes over the prompts of the whole batch."""
-        return ceil(choice.batch_size * self.workload.prompt_len / self.chunk_tokens)
+        return choice.batch_size * self.workload.prompt_len / self.num_prompt_passes(choice)
 
     def _step(self, resources: Resources, shares: Sequence[float], overlap: float) -> tuple[float, dict[str, float]]:
         seconds = {name: max(linear.at(*shares), 0.0) for name, linear in resources.items()}
-        return self.combine(seconds, overlap), seconds
+        return self.combine(seconds, overlap), {name: each for name, each in seconds.items() if name not in CHAINS}
 
     def _shares(self, policy: Policy, choice: IntegerPolicy) -> tuple[float, ...]:
         on_disk = policy.experts_on_disk
-        if self.has_device:  # it streams all experts on disk, whatever routers choose
-            return (policy.weights_on_device, policy.kv_on_device, on_disk, 0.0, 0.0)
-        missing = (reads.waits.curve.misses(on_disk) for reads in self.reads(choice))
-        return (policy.weights_on_device, policy.kv_on_device, on_disk, *missing)
+        places = (policy.weights_on_device, policy.kv_on_device, policy.experts_on_host, on_disk)
+        if self.has_device:
+            return (*places, 0.0, 0.0)
+        return (*places, *(reads.waits.curve.misses(on_disk) for reads in self.reads(choice)))
 
     def _decoding(self, num_sequences: int) -> tuple[int, float]:
         return num_sequences, self.workload.mean_context
 
-    def _decode_transfers(self, choice: IntegerPolicy) -> dict[str, LinearCost]:
+    def _decode_transfers(self, choice: IntegerPolicy) -> _Moved:
         costs, batch = self.costs, choice.batch_size
         shape, size = costs.shape, costs.formats.activation_bytes
         page = costs.layers_bytes / shape.num_layers / choice.num_micro_batches
-        to_device = LinearCost(costs.layers_bytes, weights=-costs.layers_bytes) * self._link_s(self.weight_link, page)
+        weights = LinearCost(costs.layers_bytes, weights=-costs.layers_bytes)
+        if choice.shares_experts:
+            weights += LinearCost(hosted=-costs.experts_bytes)
         small, back = self.machine.link(RAM, DEVICE), self.machine.link(DEVICE, RAM)
         one = choice.micro_batch * shape.hidden_size * size  # bytes of a micro-batch's hidden states
         up = down = 0.0  # bytes of activations in all layers
@@ -341,18 +482,23 @@ class CostModel:
         if choice.attention_on_device:
             context = batch * self.workload.mean_context * costs.kv_bytes
             window = choice.micro_batch * self.workload.mean_context * costs.kv_layer_bytes
-            to_device += LinearCost(context, kv=-context) * self._link_s(small, window)
+            to_device = LinearCost(context, kv=-context) * self._link_s(small, window)
             new = batch * costs.kv_bytes
             from_device = LinearCost(new, kv=-new) * self._link_s(back, choice.micro_batch * costs.kv_layer_bytes)
         else:
             up += per_layer * shape.attended_size
             down += per_layer * costs.projected_size
-            from_device = LinearCost()
+            to_device = from_device = LinearCost()
+        if choice.shares_experts:
+            per_moe = batch * costs.num_moe_layers
+            up += per_moe * costs.summed_bytes
+            down += per_moe * costs.routed_bytes
         summed = 2 * per_layer * shape.hidden_size * (1 - 1 / self.num_devices)  # two all-reduces a layer
-        return {
-            TO_DEVICE: to_device + LinearCost((up + summed) * self._link_s(small, one)),
-            FROM_DEVICE: from_device + LinearCost((down + summed) * self._link_s(back, one)),
-        }
+        return _Moved(
+            weights * self._link_s(self.weight_link, page),
+            to_device + LinearCost((up + summed) * self._link_s(small, one)),
+            from_device + LinearCost((down + summed) * self._link_s(back, one)),
+        )
 
     def _host_pass_s(
         self, num_tokens: float, attention: KernelWork, distinct: float, num_sampled: float | None = None
@@ -386,7 +532,7 @@ class CostModel:
     def _host_prefill(self, choice: IntegerPolicy) -> dict[str, LinearCost]:
         """Return the chunks of all prompts."""
         num_prompts, tokens = choice.batch_size, self._prompt_pass(choice)
-        passes = self._num_prompt_passes(choice)
+        passes = self.num_prompt_passes(choice)
         whole = self.costs.prefill_attention(num_prompts, self.workload.prompt_len, self.chunk_tokens)
         part = KernelWork(
             whole.kernel, whole.dtype, whole.num_bytes / passes, whole.num_flops / passes, whole.rows, whole.values
@@ -409,7 +555,16 @@ class CostModel:
         width = 1 if link.is_shared else self.num_devices
         return 1.0 / (link.bytes_per_s(transfer_bytes / width) * width)
 
-    def _disk_s(self, num_bytes: float) -> float:
-        if not num_bytes or not self.machine.has(DISK):
-            return 0.0
-        return self.machine.link(DISK, RAM).seconds(num_bytes, self.costs.expert_bytes)
+
+def mixed_passes(num_prompts: int, length: int, gen_len: int, most_tokens: int) -> int:
+    """Return the passes until all prompts are done, where finished ones decode beside the others.
+
+    Each of the d decoding sequences takes the place of a prompt token, so d grows by (most - d) / length a pass: an
+    exponential. After the first answers end, prompts begin as fast as answers do.
+    """
+    if num_prompts * length <= most_tokens:
+        return 1
+    growing = min(num_prompts, -most_tokens * expm1(-gen_len / length))
+    passes = -length * log1p(-growing / most_tokens)
+    passes += (num_prompts - growing) * (length + gen_len) / most_tokens
+    return ceil(max(passes, num_prompts * length / most_tokens))

@@ -203,6 +203,22 @@ class ModelCosts:
         """All experts of all layers."""
         return self.num_moe_layers * self.shape.routing.num_experts * self.expert_bytes
 
+    @cached_property
+    def movable_bytes(self) -> float:
+        """The experts of all layers, and the networks of layers without any: a pipeline can stream them."""
+        return self.experts_bytes + self.num_dense_layers * self.dense_values * self.formats.weight_bytes
+
+    @property
+    def routed_bytes(self) -> float:
+        """A token's input of a layer's experts, and its router's choice: 64-bit numbers and float32 weights."""
+        shape = self.shape
+        return shape.hidden_size * self.formats.activation_bytes + shape.routing.top_k * (8 + FLOAT32_BYTES)
+
+    @property
+    def summed_bytes(self) -> float:
+        """A token's sum over experts that the host computes, in float32, and its row."""
+        return self.shape.hidden_size * FLOAT32_BYTES + 8.0
+
     def _moe_layers(self, layers: Sequence[int]) -> list[int]:
         """Return the layers with experts among some of the decoder's layers."""
         return sorted(set(layers).intersection(self.shape.moe_layers))
@@ -326,6 +342,11 @@ class ModelCosts:
     def kv_bytes(self) -> float:
         """Keys and values of one token in all layers."""
         return self.shape.kv_bytes_per_token(self.formats.kv)
+
+    @cached_property
+    def most_kv_layer_bytes(self) -> float:
+        """Keys and values of one token in the layer that has most."""
+        return self.shape.most_kv_bytes_per_token(self.formats.kv)
 
     def kv_bytes_of(self, layer: int | None) -> float:
         """Return the keys and values of one token in a layer; None: on the average of all."""
@@ -512,6 +533,14 @@ class ModelCosts:
     def activation_bytes(self, num_tokens: float) -> float:
         """Return the activation bytes of so many tokens at the widest place of a layer."""
         return num_tokens * self._widest_values * self.formats.activation_bytes
+
+    def pass_activation_bytes(self, num_tokens: int, largest: int) -> float:
+        """Return the activation bytes of a pass in micro-batches, whose largest has so many tokens.
+
+        Every token keeps its input of a layer and its attention result; at the end, all are put in order.
+        """
+        kept = self.shape.hidden_size + max(self.shape.attended_size, self.shape.hidden_size)
+        return num_tokens * kept * self.formats.activation_bytes + self.activation_bytes(largest)
 
     @cached_property
     def _widest_values(self) -> int:

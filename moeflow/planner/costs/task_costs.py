@@ -2,13 +2,14 @@
 
 Ops are those of the pipelines. A task works on one layer and one micro-batch; transfers of weights move one page.
 Activations, keys and values are as wide as a layer's heads. Weights, and the costs of computing, are an average
-layer's. `WORKS` defines the work of each op once: the executor's ops (`engine/offload/offload_ops.py`) report the same.
+layer's. A share of the experts has as much of their bytes and operations. `WORKS` defines the work of each op once: the
+executor's ops (`engine/offload/offload_ops.py`) report the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from moeflow.core.errors import ConfigError
@@ -28,6 +29,7 @@ class TaskShape:
     num_cached: float = 0.0  # positions with keys and values before the pass
     layer: int | None = None  # None: any that has experts, if the model has some
     num_pages: int = 1  # of a layer's streamed weights
+    hosted: float = 0.0  # share of experts that the host computes
 
     @property
     def has_experts(self) -> bool:
@@ -36,7 +38,13 @@ class TaskShape:
 
 
 def decode_shape(
-    costs: ModelCosts, num_sequences: float, context: float, *, layer: int | None = None, num_pages: int = 1
+    costs: ModelCosts,
+    num_sequences: float,
+    context: float,
+    *,
+    layer: int | None = None,
+    num_pages: int = 1,
+    hosted: float = 0.0,
 ) -> TaskShape:
     """Return the shape of a decoding step: one new token of each sequence, which sees `context` tokens."""
     return TaskShape(
@@ -46,6 +54,7 @@ def decode_shape(
         num_cached=num_sequences * context,
         layer=layer,
         num_pages=num_pages,
+        hosted=hosted,
     )
 
 
@@ -57,7 +66,20 @@ def _after_attention(at: TaskShape) -> list[KernelWork]:
 
 
 def _until_experts(at: TaskShape) -> list[KernelWork]:
-    return at.costs.until_experts(at.num_tokens)
+    return at.costs.until_experts(at.num_tokens) if at.has_experts else []
+
+
+def _device_experts(at: TaskShape) -> list[KernelWork]:
+    return [_part_of_experts(at, 1 - at.hosted)] if at.has_experts else _after_attention(at)
+
+
+def _host_experts(at: TaskShape) -> list[KernelWork]:
+    return [_part_of_experts(at, at.hosted)] if at.has_experts else []
+
+
+def _part_of_experts(at: TaskShape, share: float) -> KernelWork:
+    whole = at.costs.experts(at.num_tokens)
+    return replace(whole, num_bytes=whole.num_bytes * share, num_flops=whole.num_flops * share)
 
 
 WORKS: Final[Mapping[str, tuple[str, Callable[[TaskShape], list[KernelWork]]]]] = {  # op -> (level that computes, work)
@@ -66,6 +88,8 @@ WORKS: Final[Mapping[str, tuple[str, Callable[[TaskShape], list[KernelWork]]]]] 
     "device_attention": (DEVICE, lambda at: [at.attention]),
     "post_attention": (DEVICE, _after_attention),
     "route": (DEVICE, _until_experts),
+    "experts": (DEVICE, _device_experts),
+    "host_experts": (RAM, _host_experts),
 }
 
 
@@ -98,8 +122,12 @@ class _Setting:
     def page_bytes(self) -> float:
         """Return a page of the weights that a layer streams."""
         costs = self.shape.costs
-        streamed = costs.layers_bytes * (1 - self.policy.weights_on_device)
+        streamed = costs.layers_bytes * (1 - self.policy.weights_on_device) - costs.experts_bytes * self.shape.hosted
         return streamed / costs.shape.num_layers / self.shape.num_pages
+
+    def of_experts(self, bytes_per_token: float) -> float:
+        """Return the bytes of a transfer that only layers with experts have."""
+        return self.shape.num_tokens * bytes_per_token if self.shape.has_experts else 0.0
 
     def kv_bytes(self, num_positions: float) -> float:
         """Return the bytes of keys and values in a layer that are not on the device."""
@@ -119,6 +147,8 @@ def _weights_to_device(at: _Setting) -> TaskCost:
 _TRANSFERS: Final[Mapping[str, Callable[[_Setting], TaskCost]]] = {
     "offload_qkv": lambda at: at.move(DEVICE, RAM, at.activations(at.shape.costs.projected_size_of(at.shape.layer))),
     "load_hidden": lambda at: at.move(RAM, DEVICE, at.activations(at.shape.costs.attended_size_of(at.shape.layer))),
+    "offload_routed": lambda at: at.move(DEVICE, RAM, at.of_experts(at.shape.costs.routed_bytes)),
+    "load_sums": lambda at: at.move(RAM, DEVICE, at.of_experts(at.shape.costs.summed_bytes)),
     "weights_to_pinned": _weights_to_pinned,
     "weights_to_device": _weights_to_device,
     "load_kv": lambda at: at.move(RAM, DEVICE, at.kv_bytes(at.shape.num_cached)),

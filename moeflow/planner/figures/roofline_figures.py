@@ -128,19 +128,15 @@ def _feed_forward(model: CostModel, policy: Policy) -> _Planned:
         seconds = model.predict(policy).busy["disk"] / max(costs.num_moe_layers, 1)
         return _Planned(name=name, work=work, times=1, level=RAM, streamed_bytes=streamed, stream_s=seconds)
     all_bytes = _ffn_bytes(model)
-    streamed = (1 - _share_on_device(model, policy)) * all_bytes
+    streamed = (1 - _share_on_device(model, policy) - policy.experts_on_host) * all_bytes
     page = costs.layers_bytes / costs.shape.num_layers / policy.num_micro_batches
-    link_s = _link_s(model, model.weight_link, streamed, page)
-    disk_s = 0.0
-    if policy.experts_on_disk:
-        disk_s = model.machine.link(DISK, RAM).seconds(policy.experts_on_disk * all_bytes, costs.expert_bytes)
     return _Planned(
         name=f"{name} in micro-batches of {policy.micro_batch}" if policy.num_micro_batches > 1 else name,
         work=_ffn(model, policy.micro_batch),
         times=policy.num_micro_batches,
         level=DEVICE,
         streamed_bytes=streamed,
-        stream_s=max(link_s, disk_s),
+        stream_s=_link_s(model, model.weight_link, streamed, page),
     )
 
 

@@ -11,7 +11,7 @@ from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import DEVICE, DISK, RAM
 from moeflow.core.plan import Policy
 from moeflow.core.units import format_bytes
-from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy, LinearCost
+from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy
 
 MAX_SEQUENCES: Final = 1 << 15
 KEPT_SPEED: Final = 0.9  # of the best speed, for the plan with the least memory
@@ -70,30 +70,27 @@ def grid(low: int, high: int, ratio: float) -> list[int]:
     return [*dict.fromkeys(numbers), high] if high >= low and (not numbers or numbers[-1] != high) else numbers
 
 
-def least(linear: LinearCost) -> float:
-    """Return the least value for any shares; it is at a corner."""
-    return linear.const + sum(min(term, 0.0) for term in linear.terms[1:])
-
-
 def too_little(model: CostModel, objective: Objective, choices: Iterable[IntegerPolicy]) -> CapacityError:
     """Return the error with the missing memory of the smallest choice."""
     have = capacities(model, objective.memory_limits)
     smallest = min(choices, key=lambda choice: (choice.batch_size, choice.micro_batch))
-    memory = model.memory(smallest)
+    memory = model.least_memory(smallest)
     names = {RAM: "memory", DEVICE: "device memory", DISK: "disk"}
     short = [
-        f"{format_bytes(least(linear))} of {names[tier]} ({format_bytes(have[tier])} "
+        f"{format_bytes(need)} of {names[tier]} ({format_bytes(have[tier])} "
         f"{'allowed' if tier in objective.memory_limits else 'available'})"
-        for tier, linear in memory.items()
-        if least(linear) > have[tier]
+        for tier, need in memory.items()
+        if need > have[tier]
     ]
-    total = sum(linear.const for linear in memory.values())
     tiers = " and ".join(f"{format_bytes(have[tier])} of {names[tier]}" for tier in memory)
-    need = " and ".join(short) or f"{format_bytes(total)}, but there are {tiers}"
+    need = " and ".join(short) or f"{format_bytes(sum(memory.values()))}, but there are {tiers}"
+    fewer = "fewer sequences, " if smallest.batch_size > 1 else ""
+    smaller = "the processor alone (--device cpu), which also computes with experts from disk"
+    if not model.has_device:
+        smaller = "a smaller weight format (--quantize)"
     return CapacityError(
         f"{_sequences(smallest.batch_size, model.workload.max_tokens)} at least {need}. Take shorter prompts or "
-        f"answers, {'fewer sequences, ' if smallest.batch_size > 1 else ''}"
-        f"{'' if model.has_device else 'a smaller weight format (--quantize) or '}--kv-dtype, or more memory"
+        f"answers, {fewer}{smaller} or --kv-dtype, or more memory"
     )
 
 

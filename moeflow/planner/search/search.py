@@ -1,7 +1,7 @@
 """Finds the best policy for a goal: for a device by a mixed-integer programme, without one by trials.
 
-A device that holds the model keeps it. With several devices, the policy uses one of them or all. For latency under a
-rate of arrivals, it has the fewest sequences that keep up with the rate.
+A device that holds the model keeps it. For latency under a rate of arrivals, the policy has the fewest sequences that
+keep up with the rate.
 """
 
 from __future__ import annotations
@@ -21,25 +21,13 @@ _HOST_FINENESS: Final = 10.0  # a host's policy costs one prediction, so its gri
 
 
 def search(model: CostModel, objective: Objective, ratio: float = FINE) -> tuple[CostModel, Policy]:
-    """Return the best policy with one device, or with all of them, and the costs that it was found with.
+    """Return the best policy, and the costs that it was found with: of one device, as an engine runs on one.
 
     `ratio`: FINE finds the best, COARSE is good enough to compare machines.
     Raises: CapacityError if nothing fits, or the rate cannot be reached; ConfigError if time ran out.
     """
-    found: list[tuple[float, CostModel, Policy]] = []
-    missing: CapacityError | None = None
-    for num_devices in sorted({1, max(model.machine.num_devices, 1)}):
-        shared = replace(model, num_devices=num_devices)
-        try:
-            policy = _for_rate(shared, objective, ratio)
-        except CapacityError as error:
-            missing = error
-            continue
-        found.append((cost_per_token(shared, policy, objective.goal), shared, policy))
-    if not found:
-        assert missing is not None, "some number of devices was tried"
-        raise missing
-    return min(found, key=lambda one: one[0])[1:]
+    alone = replace(model, num_devices=1)
+    return alone, _for_rate(alone, objective, ratio)
 
 
 def search_policy(model: CostModel, objective: Objective, ratio: float = FINE) -> Policy:

@@ -6,7 +6,7 @@ its beginning and at its end. Steps get longer with the context, nearly linearly
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
@@ -18,7 +18,7 @@ from moeflow.core.plan import Policy, Workload
 from moeflow.pipeline.catalog import Pipeline
 from moeflow.pipeline.task import Task
 from moeflow.pipeline.zero_inference import zero_inference
-from moeflow.planner.costs.cost_model import CostModel
+from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.task_costs import TaskCost, TaskShape, compute_cost, decode_shape, task_cost
 from moeflow.planner.simulator.time_line import TimeLine
@@ -50,24 +50,60 @@ class PipelineRun:
     def decode_step(self, context: float) -> TimeLine:
         """Return a decoding step of sequences with so many tokens each."""
         layers, number = self.costs.shape.num_layers, self.policy.num_micro_batches
-        tasks = self.pipeline.make_tasks(layers, number, is_warm=True, wraps=True)
+        hosted = self.policy.experts_on_host
+        make_tasks = self.pipeline.make_sharing_tasks if hosted else self.pipeline.make_tasks
+        assert make_tasks is not None, f"the host computes no experts in {self.pipeline.name}"
+        tasks = make_tasks(layers, number, is_warm=True, wraps=True)
         num_pages = number if self.pipeline.is_paged else 1
         return self._run(
-            tasks, lambda size, layer: decode_shape(self.costs, size, context, layer=layer, num_pages=num_pages)
+            tasks,
+            self._sizes,
+            lambda size, layer: decode_shape(
+                self.costs, size, context, layer=layer, num_pages=num_pages, hosted=hosted
+            ),
         )
 
     @cached_property
     def prefill(self) -> TimeLine:
-        """The pass over all prompts, computed on the device with any pipeline."""
-        tasks = zero_inference(
-            self.costs.shape.num_layers, self.policy.num_micro_batches, stores_kv=self.pipeline.has_kv_on_host
+        """A pass over prompts, computed on the device with any pipeline."""
+        choice = IntegerPolicy.of(self.policy)
+        number, (tokens, attention) = (
+            self._model.num_prompt_micro_batches(choice),
+            self._model.prompt_micro_batch(choice),
         )
-        return self._run(tasks, self._prefill_shape)
+        tasks = zero_inference(
+            self.costs.shape.num_layers,
+            number,
+            is_warm=self._num_prompt_passes > 1,
+            wraps=self._num_prompt_passes > 1,
+            stores_kv=self.pipeline.has_kv_on_host,
+        )
+        return self._run(
+            tasks,
+            [self.policy.prompts] * number,
+            lambda _, layer: TaskShape(
+                costs=self.costs,
+                num_tokens=tokens,
+                attention=attention,
+                layer=layer,
+                hosted=self.policy.experts_on_host,
+            ),
+        )
 
     @cached_property
     def prefill_s(self) -> float:
         """Seconds until each sequence has its first token."""
-        return self.prefill.seconds + self._head_s
+        return self._num_prompt_passes * (self.prefill.seconds + self._hosted_prompts_s) + self._head_s
+
+    @property
+    def _hosted_prompts_s(self) -> float:
+        """The host's seconds for its experts in a pass over prompts; the device waits for its sums."""
+        if not self.policy.experts_on_host:
+            return 0.0
+        choice = IntegerPolicy.of(self.policy)
+        tokens, _ = self._model.prompt_micro_batch(choice)
+        whole_s = self._model.host_experts_s(tokens) * self._model.num_prompt_micro_batches(choice)
+        return whole_s * self.policy.experts_on_host
 
     @cached_property
     def middle_step(self) -> TimeLine:
@@ -114,7 +150,17 @@ class PipelineRun:
         heads = [self.costs.head(size) for size in self._sizes]
         return compute_cost(self.machine, DEVICE, heads, self.policy).seconds
 
-    def _run(self, tasks: Iterator[Task], shape_of: Callable[[int, int | None], TaskShape]) -> TimeLine:
+    @cached_property
+    def _num_prompt_passes(self) -> int:
+        return self._model.num_prompt_passes(IntegerPolicy.of(self.policy))
+
+    @cached_property
+    def _model(self) -> CostModel:
+        return CostModel(self.machine, self.costs, self.workload, num_devices=self.policy.num_devices)
+
+    def _run(
+        self, tasks: Iterator[Task], sizes: Sequence[int], shape_of: Callable[[int, int | None], TaskShape]
+    ) -> TimeLine:
         shape = self.costs.shape
         kinds: dict[tuple[bool, HeadSizes], int] = {}
         kind_of: dict[int | None, int] = {
@@ -127,7 +173,7 @@ class PipelineRun:
 
         def cost(task: Task) -> TaskCost:
             is_page = task.op.startswith("weights_")
-            size = 0 if is_page or task.micro_batch is None else self._sizes[task.micro_batch]
+            size = 0 if is_page or task.micro_batch is None else sizes[task.micro_batch]
             key = (task.op, size, kind_of.get(task.layer))
             if key not in known:
                 one = task_cost(task.op, self.machine, shape_of(size, task.layer), self.policy)
@@ -135,11 +181,6 @@ class PipelineRun:
             return known[key]
 
         return TimeLine(run_virtually(tasks, cost))
-
-    def _prefill_shape(self, num_prompts: int, layer: int | None) -> TaskShape:
-        length = self.workload.prompt_len
-        attention = self.costs.prefill_attention(num_prompts, length)
-        return TaskShape(costs=self.costs, num_tokens=num_prompts * length, attention=attention, layer=layer)
 
 
 def make_policy(
@@ -169,6 +210,8 @@ def make_policy(
         ffn_on_device=True,
         weights_on_device=resident_share or 0.0,
         kv_on_device=0.0 if pipeline.has_kv_on_host else 1.0,
+        chunk_tokens=batch_size * workload.prompt_len,
+        prompts=micro_batch,
         num_devices=num_devices,
     )
     if resident_share is not None:
@@ -183,4 +226,5 @@ def make_policy(
 
 def memory_of(machine: Machine, costs: ModelCosts, workload: Workload, policy: Policy) -> dict[str, float]:
     """Return the bytes that a policy takes of each tier at its peak."""
-    return CostModel(machine, costs, workload, num_devices=policy.num_devices).memory_of(policy)
+    model = CostModel(machine, costs, workload, num_devices=policy.num_devices, keeps_prompts=False)
+    return model.memory_of(policy)

@@ -77,25 +77,26 @@ def test_no_more_is_read_than_is_used():
 
 
 @given(shares, shares, shares)
-def test_times_and_bytes_are_linear_in_the_shares(weights, kv, disk):
+def test_times_and_bytes_are_linear_in_the_shares(weights, kv, hosted):
     model = small_model(machine(ram=10**10, device=10**10))
     for attends_there in (False, True):
-        choice = IntegerPolicy(4, 2, attends_there)
         policy = dataclasses.replace(
             POLICY,
             attention_on_device=attends_there,
             weights_on_device=weights,
-            kv_on_device=kv,
-            experts_on_disk=disk,
+            kv_on_device=kv if attends_there else 0.0,
+            experts_on_host=0.0 if attends_there else hosted,
         )
-        prediction = model.predict(policy)
-        for name, linear in model.decode(choice).items():
-            expected = linear.at(weights, kv, disk, disk, disk)
-            assert prediction.busy[name] == pytest.approx(max(expected, 0), abs=1e-12)
-        kv_bytes = 8 * 160 * model.costs.kv_bytes  # 148 tokens, in blocks of 16
-        on_host = kv_bytes * (1 - kv if attends_there else 1)
-        host = model.costs.layers_bytes * (1 - weights) - disk * model.costs.experts_bytes
-        assert prediction.memory["ram"] == pytest.approx(on_host + host, abs=1)
+        prediction, choice = model.predict(policy), IntegerPolicy.of(policy)
+        shares_ = policy.weights_on_device, policy.kv_on_device, policy.experts_on_host, 0.0, 0.0, 0.0
+        for resources, busy in (
+            (model.decode(choice), prediction.busy),
+            (model.prefill(choice), prediction.prefill_busy),
+        ):
+            for name, seconds in busy.items():
+                assert seconds == pytest.approx(max(resources[name].at(*shares_), 0), abs=1e-12)
+        for tier, linear in model.memory(choice).items():
+            assert prediction.memory[tier] == pytest.approx(linear.at(*shares_), abs=1)
 
 
 def test_mixtral_streams_all_its_layers_over_the_link_of_a_t4():

@@ -10,7 +10,14 @@ import pytest
 
 from moeflow.core.hardware import Link, LinkRate, Machine, MemoryLevel, Processor
 from moeflow.core.plan import Policy, Workload
-from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, CostModel, IntegerPolicy, LinearCost, overlaps
+from moeflow.planner.costs.cost_model import (
+    CHAINS,
+    DEVICE_RESERVE_BYTES,
+    CostModel,
+    IntegerPolicy,
+    LinearCost,
+    overlaps,
+)
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.task_costs import decode_shape, task_cost
 from tests.planner.examples import SMALL, machine, routing
@@ -81,26 +88,33 @@ def experts(tokens):
 
 
 def policy(batch, micro_batch, **others):
-    fields = {"attention_on_device": False, "ffn_on_device": True, "weights_on_device": 0.25, "experts_on_disk": 0.1}
+    fields = {"attention_on_device": False, "ffn_on_device": True, "weights_on_device": 0.25}
     return Policy(batch_size=batch, micro_batch=micro_batch, **fields | others)
 
 
 def step_by_hand(where, plan, devices=1):
     """Each task of a decoding step, on its resource."""
-    busy: Counter[str] = Counter()
+    busy: Counter[str] = Counter({DEVICE: 0.0, HOST: 0.0, LINK: 0.0, BACK: 0.0})
     width = 1 if where.link("ram", "device").is_shared else devices
     mu, count = plan.micro_batch, plan.num_micro_batches
-    page = 0.75 * LAYER_BYTES / count
+    hosted = plan.experts_on_host
+    page = (0.75 * LAYER_BYTES - hosted * EXPERTS * EXPERT * 2) / count
     for _layer in range(LAYERS):
         for _micro_batch in range(count):
             busy[DEVICE] += on_device(*linear(QKV, mu), devices) + on_device(*linear(OUT, mu), devices)
-            busy[DEVICE] += on_device(*linear(ROUTER, mu), devices) + on_device(*experts(mu), devices)
+            busy[DEVICE] += on_device(*linear(ROUTER, mu), devices) + (1 - hosted) * on_device(*experts(mu), devices)
+            busy[HOST] += hosted * on_host(*experts(mu))
+            if hosted:
+                sums, routed = mu * (512 * 4 + 8), mu * (512 * 2 + 2 * (8 + 4))
+                busy[LINK] += sums / width / rate(where, "ram", "device", mu * 512 * 2 / width)
+                busy[BACK] += routed / width / rate(where, "device", "ram", mu * 512 * 2 / width)
             attention = mu * CONTEXT * KV_BYTES, mu * CONTEXT * 8 * 64 * 4
             full_page = LAYER_BYTES / count / width
             busy[LINK] += page / width / rate(where, "pinned", "device", full_page)
             if plan.attention_on_device:
                 busy[DEVICE] += on_device(*attention, devices)
-                moved, new = 0.6 * mu * CONTEXT * KV_BYTES, 0.6 * mu * KV_BYTES
+                moved = (1 - plan.kv_on_device) * mu * CONTEXT * KV_BYTES
+                new = (1 - plan.kv_on_device) * mu * KV_BYTES
                 busy[LINK] += moved / width / rate(where, "ram", "device", mu * CONTEXT * KV_BYTES / width)
                 busy[BACK] += new / width / rate(where, "device", "ram", mu * KV_BYTES / width)
             else:
@@ -112,8 +126,7 @@ def step_by_hand(where, plan, devices=1):
             busy[LINK] += summed / width / rate(where, "ram", "device", mu * 512 * 2 / width)
             busy[BACK] += summed / width / rate(where, "device", "ram", mu * 512 * 2 / width)
     busy[DEVICE] += count * on_device(*linear(HEAD, mu), devices)
-    busy[DISK] += 0.1 * LAYERS * EXPERTS * 2 * EXPERT / rate(where, "disk", "ram", 2 * EXPERT)
-    return {name: busy[name] for name in (DEVICE, HOST, LINK, BACK, DISK)}
+    return dict(busy)
 
 
 POLICIES = [
@@ -122,6 +135,9 @@ POLICIES = [
     policy(400, 100),
     policy(6, 3, attention_on_device=True, kv_on_device=0.4),
     policy(64, 16, attention_on_device=True, kv_on_device=0.4),
+    policy(6, 3, attention_on_device=True, kv_on_device=1.0),
+    policy(60, 20, experts_on_host=0.375),
+    policy(60, 6, chunk_tokens=1000, prompts=3),
 ]
 
 
@@ -133,26 +149,53 @@ def test_a_step_is_the_sum_of_its_tasks(plan, devices, is_shared):
     assert model.predict(plan).busy == pytest.approx(step_by_hand(where, plan, devices))
 
 
-@pytest.mark.parametrize("plan", POLICIES)
-def test_a_prefill_is_the_sum_of_its_tasks(plan):
-    where = far_machine()
-    mu, count, kept = plan.micro_batch, plan.num_micro_batches, 0.4 if plan.attention_on_device else 0.0
-    tokens = mu * 90
+def prefill_by_hand(where, plan, passes):
+    """So many passes over all prompts of 90 tokens."""
+    tokens, kept = min(plan.prompts, plan.batch_size) * 90, plan.kv_on_device
+    count = math.ceil(plan.batch_size * 90 / passes / tokens)
     one = on_device(*linear(QKV, tokens)) + on_device(*linear(OUT, tokens)) + on_device(*linear(ROUTER, tokens))
-    pairs = mu * 90 * 91 / 2  # of a query and a position that it sees
-    one += on_device(*experts(tokens)) + on_device(mu * 90 * KV_BYTES, pairs * 8 * 64 * 4)
+    pairs = tokens * 91 / 2  # of a query and a position that it sees
+    one += on_device(*experts(tokens)) + on_device(tokens * KV_BYTES, pairs * 8 * 64 * 4)
+    streamed = 0.75 * LAYER_BYTES - plan.experts_on_host * EXPERTS * EXPERT * 2
     expected = {
-        DEVICE: count * (LAYERS * one + on_device(*linear(HEAD, mu))),
-        LINK: LAYERS * 0.75 * LAYER_BYTES / rate(where, "pinned", "device", LAYER_BYTES),
-        BACK: (1 - kept) * LAYERS * count * tokens * KV_BYTES / rate(where, "device", "ram", tokens * KV_BYTES),
-        DISK: 0.1 * LAYERS * EXPERTS * 2 * EXPERT / rate(where, "disk", "ram", 2 * EXPERT),
+        DEVICE: passes * count * (LAYERS * one + on_device(*linear(HEAD, plan.prompts))),
+        LINK: passes * LAYERS * streamed / rate(where, "pinned", "device", LAYER_BYTES),
+        BACK: (1 - kept) * LAYERS * plan.batch_size * 90 * KV_BYTES / rate(where, "device", "ram", tokens * KV_BYTES),
     }
-    prediction = CostModel(where, COSTS, WORK).predict(plan)
+    if plan.experts_on_host:
+        expected[HOST] = passes * count * LAYERS * plan.experts_on_host * on_host(*experts(tokens))
+    return expected
+
+
+@pytest.mark.parametrize("plan", POLICIES)
+def test_a_prefill_is_the_sum_of_its_passes(plan):
+    where = far_machine()
+    model = CostModel(where, COSTS, WORK)
+    expected = prefill_by_hand(where, plan, model.num_prompt_passes(IntegerPolicy.of(plan)))
+    prediction = model.predict(plan)
     assert prediction.prefill_busy == pytest.approx(expected)
-    assert prediction.prefill_s == pytest.approx(max(expected.values()))
-    step = max(prediction.busy.values())
-    assert prediction.decode_s == pytest.approx(step)
-    assert prediction.tokens_per_s == pytest.approx(plan.batch_size * 21 / (max(expected.values()) + 20 * step))
+    in_turn = max(expected[DEVICE], expected[LINK]) + expected.get(HOST, 0.0)
+    assert prediction.prefill_s == pytest.approx(max(*expected.values(), in_turn))
+    seconds = prediction.prefill_s + 20 * prediction.decode_s
+    assert prediction.tokens_per_s == pytest.approx(plan.batch_size * 21 / seconds)
+
+
+@pytest.mark.parametrize(("batch", "most"), [(6, 512), (64, 512), (300, 400), (1000, 1000), (5000, 5000), (900, 30000)])
+@pytest.mark.parametrize("gen_len", [2, 21, 400])
+def test_prompts_take_as_many_passes_as_a_scheduler_makes(batch, most, gen_len):
+    model = CostModel(far_machine(), COSTS, dataclasses.replace(WORK, gen_len=gen_len))
+    plan = policy(batch, batch, chunk_tokens=most)
+    left, decoding, number = batch * 90, 0, 0
+    ends: Counter[int] = Counter()  # answers that are complete before a pass
+    while left > 0:
+        decoding -= ends[number]
+        before = math.ceil(left / 90)
+        left = max(left - (most - decoding), 0)
+        begun = before - math.ceil(left / 90)
+        decoding += begun
+        number += 1
+        ends[number + gen_len - 1] += begun
+    assert model.num_prompt_passes(IntegerPolicy.of(plan)) == pytest.approx(number, rel=0.03, abs=1)
 
 
 def test_the_first_token_of_a_request_that_finds_nobody_comes_after_its_own_prompt():
@@ -164,22 +207,20 @@ def test_the_first_token_of_a_request_that_finds_nobody_comes_after_its_own_prom
 @pytest.mark.parametrize("plan", POLICIES)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_memory_is_the_sum_of_what_lies_there(plan, devices):
-    mu, kept = plan.micro_batch, 0.4 if plan.attention_on_device else 0.0
+    kept, num_tokens = plan.kv_on_device, max(plan.chunk_tokens, plan.batch_size)
     all_kv = plan.batch_size * BLOCKS * LAYERS * KV_BYTES
-    resident, buffers = 0.25 * LAYERS * LAYER_BYTES, 2 * 0.75 * LAYER_BYTES
-    windows = 2 * 0.6 * mu * 141 * KV_BYTES if plan.attention_on_device else 0
-    shared = 2 * HEAD * 2 + resident + buffers + kept * all_kv + windows  # two tables of tokens, not tied
-    widest = mu * 120 * (2 * 512 + 2 * (3 * 512 + 512)) * 2
-    experts_on_disk = 0.1 * LAYERS * EXPERTS * EXPERT * 2
-    num_graphs = sum(size < plan.batch_size for size in (1, 2, 4, 8, 16, 24, 32, 48)) + 1
-    # a segment for activations, a workspace, and 16 KiB for each of 25 kernels of a layer and 14 others
-    graphs = (20 + 32 + num_graphs * (LAYERS * 25 + 14) / 64) * 2**20 if plan.attention_on_device else 0
+    resident, streamed = 0.25 * LAYERS * LAYER_BYTES, 0.75 * LAYER_BYTES
+    at_once = plan.micro_batch if plan.attention_on_device else plan.prompts
+    windows = 0 if kept == 1 else 2 * at_once * BLOCKS * KV_BYTES
+    norms = (2 * LAYERS + 1) * 512 * 4
+    shared = 2 * HEAD * 2 + norms + resident + 2 * streamed + kept * all_kv + windows  # two tables, not tied
+    widest = (2 * 512 + 2 * (3 * 512 + 512)) * 2
+    largest = min(max(plan.prompts * 141, plan.micro_batch), num_tokens)
     model = CostModel(far_machine(devices), COSTS, WORK, num_devices=devices, process_bytes=12345)
     assert model.predict(plan).memory == pytest.approx(
         {
-            "device": shared / devices + DEVICE_RESERVE_BYTES + widest + 0.25 * graphs,
-            "ram": 12345 + 0.75 * LAYERS * LAYER_BYTES - experts_on_disk + (1 - kept) * all_kv,
-            "disk": experts_on_disk,
+            "device": shared / devices + DEVICE_RESERVE_BYTES + largest * widest + num_tokens * 2 * 512 * 2,
+            "ram": 12345 + LAYERS * EXPERTS * EXPERT * 2 + 2 * streamed + (1 - kept) * all_kv + windows,
         }
     )
 
@@ -236,13 +277,15 @@ def test_resources_that_overlap_in_part():
     assert CostModel.combine({"a": 3.0, "b": 1.0, "c": 2.0}, 1.0) == 3.0
     assert CostModel.combine({"a": 3.0, "b": 1.0, "c": 2.0}, 0.0) == 6.0
     assert CostModel.combine({"a": 3.0, "b": 1.0, "c": 2.0}, 0.75) == 3.75
+    assert CostModel.combine({"a": 3.0, "b": 1.0, CHAINS[0]: 5.0}, 1.0) == 5.0
+    assert CostModel.combine({"a": 3.0, "b": 1.0, CHAINS[0]: 2.0}, 0.0) == 4.0
 
 
 def test_linear_terms():
-    one, other = LinearCost(1.0, 2.0, 3.0, 4.0, 5.0, 6.0), LinearCost(10.0, kv=20.0, streamed=30.0)
-    assert (one + other).terms == (11.0, 2.0, 23.0, 4.0, 5.0, 36.0)
-    assert (one * 3).terms == (3.0, 6.0, 9.0, 12.0, 15.0, 18.0)
-    assert one.at(10.0, 100.0, 1e3, 1e4, 1e5) == 1 + 20 + 300 + 4000 + 5e4 + 6e5
+    one, other = LinearCost(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0), LinearCost(10.0, kv=20.0, streamed=30.0)
+    assert (one + other).terms == (11.0, 2.0, 23.0, 4.0, 5.0, 6.0, 37.0)
+    assert (one * 3).terms == (3.0, 6.0, 9.0, 12.0, 15.0, 18.0, 21.0)
+    assert one.at(10.0, 100.0, 1e3, 1e4, 1e5, 1e6) == 1 + 20 + 300 + 4000 + 5e4 + 6e5 + 7e6
     assert IntegerPolicy(3, 5, True).batch_size == 15
     assert IntegerPolicy.of(policy(9, 4)) == IntegerPolicy(4, 3, False)
 

@@ -18,39 +18,39 @@ from tests.marks import thorough_unless
 from tests.planner.examples import SHORT, machine, routing, small_model
 from tests.shapes import MIXTRAL
 
-SHARES = [0.0, 0.25, 0.5, 0.75, 1.0]
+SHARES = [0.0, 0.25, 0.5, 0.75, 1.0]  # of the small model's 8 experts and 4 layers, all are whole numbers
 MB = 10**6
 
 
 def grid(model, max_sequences):
-    places = (False, True) if model.has_device else (False,)
     for mu, count in itertools.product([1, 2, 3, 5, 8, 16], [1, 2, 3, 4, 8]):
         if mu * count > max_sequences or (count > 1 and not model.has_device):
             continue
-        for attention, weights, kv, disk in itertools.product(places, SHARES, SHARES, SHARES):
-            if (not model.has_device and (weights or kv)) or (kv and not attention):
-                continue
-            if model.has_device and weights + disk * model.costs.experts_bytes / model.costs.layers_bytes > 1:
-                continue
-            yield Policy(
-                batch_size=mu * count,
-                micro_batch=mu,
-                attention_on_device=attention,
-                ffn_on_device=model.has_device,
-                weights_on_device=weights,
-                kv_on_device=kv,
-                experts_on_disk=disk,
-            )
+        fields = {"batch_size": mu * count, "micro_batch": mu}
+        if model.has_device:
+            yield from device_grid(model, fields)
+            continue
+        for disk in SHARES:
+            yield Policy(attention_on_device=False, ffn_on_device=False, experts_on_disk=disk, **fields)
+
+
+def device_grid(model, fields):
+    for tokens, weights, other in itertools.product((256, 512, 2048), SHARES, SHARES):
+        shared = {"weights_on_device": model.resident_share(round(8 * weights)), "chunk_tokens": tokens, **fields}
+        if weights < 1 or other < 1:
+            yield Policy(attention_on_device=True, ffn_on_device=True, kv_on_device=other, **shared)
+        if weights + other <= 1:
+            yield Policy(attention_on_device=False, ffn_on_device=other < 1, experts_on_host=other, **shared)
 
 
 MACHINES = [
     machine(ram=200 * MB),
     machine(ram=60 * MB),
     machine(ram=45 * MB),
-    machine(ram=200 * MB, device=840 * MB),
+    machine(ram=200 * MB, device=850 * MB),
     machine(ram=200 * MB, device=870 * MB, link=1e10),
-    machine(ram=30 * MB, device=870 * MB),
-    machine(ram=100 * MB, device=830 * MB, link=1e8, num_devices=2),
+    machine(ram=85 * MB, device=870 * MB),
+    machine(ram=100 * MB, device=850 * MB, link=1e8, num_devices=2),
 ]
 
 

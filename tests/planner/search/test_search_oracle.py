@@ -1,16 +1,15 @@
-"""The search against brute force: every whole number of sequences, and for each the shares by a programme of its own.
+"""The search against brute force: every whole number of sequences, of experts and of layers.
 
-What a policy costs is asked of `CostModel.predict` alone. Seconds and bytes are linear in the shares where a device
-streams weights. A host has one share, and is slower with more experts on disk.
+What a policy costs is asked of `CostModel.predict` alone. A host has one share, and is slower with more experts on
+disk.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
-import numpy as np
 import pytest
-from scipy.optimize import linprog
 
 from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import RAM
@@ -20,7 +19,6 @@ from moeflow.planner.search.search import search_policy as search
 from tests.planner.examples import machine, routing, small_model
 
 MB = 10**6
-SHARES = ("weights_on_device", "kv_on_device", "experts_on_disk")
 LEARNT = routing(decode=(0.03, 0.15, 0.3, 0.6, 0.9), prefill=(0.1, 0.25, 0.4, 0.6, 0.8))
 
 
@@ -38,15 +36,11 @@ def slow_host(where):
 
 HOSTS = [machine(ram=200 * MB), machine(ram=43 * MB), machine(ram=25 * MB)]
 DEVICES = [
-    slow_host(machine(ram=200 * MB, device=840 * MB)),
-    slow_host(machine(ram=100 * MB, device=838 * MB, link=1e8)),
-    slow_host(machine(ram=30 * MB, device=870 * MB, link=3e9)),
-    slow_host(machine(ram=25 * MB, device=850 * MB, link=1e8)),
+    slow_host(machine(ram=200 * MB, device=860 * MB)),
+    slow_host(machine(ram=100 * MB, device=850 * MB, link=1e8)),
+    machine(ram=90 * MB, device=870 * MB, link=3e9),
+    machine(ram=82 * MB, device=856 * MB, link=1e8),
 ]
-
-
-def policy(mu, count, attention=False, ffn=False, **shares):
-    return Policy(batch_size=mu * count, micro_batch=mu, attention_on_device=attention, ffn_on_device=ffn, **shares)
 
 
 def on_host(batch, on_disk):
@@ -78,51 +72,35 @@ def min_memory(model, batch, limit):
     return model.predict(on_host(batch, low)).memory["ram"]
 
 
-def best_shares(model, plan, goal):
-    """Return the least cost over the shares of a device's policy, None if nothing fits."""
-    zero = model.predict(plan)
-    at = [model.predict(dataclasses.replace(plan, **{name: 1.0})) for name in SHARES]
-
-    def line(of):
-        """Return a linear function of the shares, as its slopes and its value at zero."""
-        return np.array([of(it) - of(zero) for it in at]), of(zero)
-
-    rows, bounds = [], []
-
-    def at_most(slopes, bound, step=0.0, prefill=0.0):
-        rows.append([*slopes, step, prefill])
-        bounds.append(bound)
-
-    for tier in zero.memory:
-        slopes, least = line(lambda it, tier=tier: it.memory[tier] / 1e9)
-        at_most(slopes, model.machine.level(tier).capacity_bytes / 1e9 - least)
-    costs = model.costs
-    at_most([1.0, 0.0, costs.experts_bytes / costs.layers_bytes], 1.0)  # each weight in one place
-    if not plan.attention_on_device:
-        at_most([0.0, 1.0, 0.0], 0.0)
-    gen_len, objective, const = model.workload.gen_len, np.zeros(5), 0.0
-    times = 1.0 if goal == "latency" else gen_len - 1
-    phases = [("busy", times, model.overlap, 3), ("prefill_busy", float(goal != "latency"), model.prefill_overlap, 4)]
-    for field, weight, overlap, column in phases:
-        objective[column] = weight * overlap
-        for name in getattr(zero, field):
-            slopes, least = line(lambda it, field=field, name=name: getattr(it, field)[name])
-            at_most(slopes, -least, *(-1.0 if column == each else 0.0 for each in (3, 4)))
-            objective[:3] += weight * (1 - overlap) * slopes
-            const += weight * (1 - overlap) * least
-    done = linprog(objective, A_ub=np.array(rows), b_ub=bounds, bounds=[(0, 1)] * 3 + [(None, None)] * 2)
-    if not done.success:
-        return None
-    return (done.fun + const) / (1 if goal == "latency" else plan.batch_size * gen_len)
+def executable(model, mu, count, most):
+    """Yield every policy of so many micro-batches that an engine can be configured with, for some tokens of a pass."""
+    num_experts, num_layers = model.costs.shape.routing.num_experts, model.costs.shape.num_layers
+    prompts = max(mu // model.workload.prompt_len, 1)
+    for tokens, experts in itertools.product((256, 512, 768), range(num_experts + 1)):
+        fields = {
+            "batch_size": min(mu * count, most),
+            "micro_batch": mu,
+            "weights_on_device": model.resident_share(experts),
+            "chunk_tokens": tokens,
+            "prompts": prompts,
+        }
+        for hosted in range(num_experts - experts + 1):
+            yield Policy(
+                attention_on_device=False,
+                ffn_on_device=hosted < num_experts,
+                experts_on_host=hosted / num_experts,
+                **fields,
+            )
+        for layers in range(num_layers + 1):
+            if layers < num_layers or experts < num_experts:
+                kept = layers / num_layers
+                yield Policy(attention_on_device=True, ffn_on_device=True, kv_on_device=kept, **fields)
 
 
-def of_device(model, sizes, goal):
-    found = [
-        best_shares(model, policy(mu, count, attention, True), goal)
-        for mu, count in sizes
-        for attention in (False, True)
-    ]
-    return min((cost for cost in found if cost is not None), default=None)
+def of_device(model, sizes, goal, most):
+    """Return the least cost of all that fit."""
+    every = itertools.chain.from_iterable(executable(model, mu, count, most) for mu, count in sizes)
+    return min(cost_per_token(model, policy, goal) for policy in every if fits(model, policy, {}))
 
 
 @pytest.mark.parametrize("where", HOSTS)
@@ -142,7 +120,7 @@ def test_a_devices_policy_is_the_best_of_all(where, goal, overlap):
     found = search(model, Objective(goal=goal, max_sequences=5))
     sizes = [(mu, count) for mu in range(1, 6) for count in range(1, 5 // mu + 1)]
     assert fits(model, found, {})
-    assert cost_per_token(model, found, goal) <= of_device(model, sizes, goal) * (1 + 2e-4)
+    assert cost_per_token(model, found, goal) <= of_device(model, sizes, goal, 5) * (1 + 2e-4)
 
 
 @pytest.mark.parametrize("where", DEVICES[:2])
@@ -151,14 +129,8 @@ def test_a_number_of_sequences_is_cut_as_is_best(where):
     found = search(model, Objective(num_sequences=7))
     assert found.batch_size == 7
     assert fits(model, found, {})
-
-    def cost(mu, attention):
-        count = -(-7 // mu)
-        whole = best_shares(model, policy(mu, count, attention, True), "throughput")
-        return whole and whole * mu * count / 7  # the last micro-batch is as long as the others, and brings less
-
-    every = [cost(mu, attention) for mu in range(1, 8) for attention in (False, True)]
-    assert cost_per_token(model, found, "throughput") <= min(filter(None, every)) * (1 + 2e-4)
+    sizes = [(mu, -(-7 // mu)) for mu in range(1, 8)]
+    assert cost_per_token(model, found, "throughput") <= of_device(model, sizes, "throughput", 7) * (1 + 2e-4)
 
 
 @pytest.mark.parametrize("where", HOSTS)
