@@ -193,6 +193,16 @@ class CostModel:
                 HOST_COMPUTE: LinearCost(self._host_pass_s(choice.batch_size, attention, distinct)),
                 DISK_OFFLOAD: LinearCost(misses=self.reads(choice)[0].waits.all_on_disk_s),
             }
+        step = replace(choice, prompts=1, chunk_tokens=0)
+        if step not in self._known_steps:
+            self._known_steps[step] = self._device_step(step)
+        return self._known_steps[step]
+
+    @cached_property
+    def _known_steps(self) -> dict[IntegerPolicy, Resources]:
+        return {}  # by choice without prompts: a search asks with many kinds of passes over prompts
+
+    def _device_step(self, choice: IntegerPolicy) -> Resources:
         costs, layers, mu = self.costs, self.costs.shape.num_layers, choice.micro_batch
         attention = costs.decode_attention(*self._decoding(mu))
         device = LinearCost(self._device_s(costs.pass_works(mu, attention if choice.attention_on_device else None, mu)))
@@ -212,7 +222,7 @@ class CostModel:
         return resources | self._chains(choice, device, host, moved)
 
     @staticmethod
-    def _chains(choice: IntegerPolicy, device: LinearCost, host: LinearCost, moved: _Moved) -> Resources:
+    def _chains(choice: IntegerPolicy, device: LinearCost, host: LinearCost, moved: _Moved) -> dict[str, LinearCost]:
         """Return the seconds of tasks that wait for each other; `device` and `host` are those of a micro-batch."""
         number = choice.num_micro_batches
         if choice.attention_on_device:
@@ -232,10 +242,10 @@ class CostModel:
         """Return the seconds of each resource for the prompts of the whole batch. A device attends to all of them."""
         if not self.has_device:
             return self._host_prefill(choice)
-        costs, (tokens, attention) = self.costs, self.prompt_micro_batch(choice)
+        costs, tokens = self.costs, self.prompt_tokens(choice)
         num_passes = self.num_prompt_passes(choice)
         times = self.num_prompt_micro_batches(choice) * num_passes
-        device = LinearCost(self._device_s(costs.pass_works(tokens, attention, choice.prompts)) * times)
+        device = LinearCost(self._prompts_device_s(tokens, choice.prompts) * times)
         weights = LinearCost(costs.layers_bytes, weights=-costs.layers_bytes)
         if choice.shares_experts:
             weights += LinearCost(hosted=-costs.experts_bytes)
@@ -254,21 +264,37 @@ class CostModel:
         """Return the host's seconds for all experts that so many tokens use."""
         return self._host_s([(self.costs.num_moe_layers, self.costs.experts(num_tokens))])
 
-    def prompt_micro_batch(self, choice: IntegerPolicy) -> tuple[float, KernelWork]:
-        """Return the tokens of a micro-batch of prompts on a device, and one layer's attention of them."""
+    def _prompts_device_s(self, num_tokens: float, prompts: int) -> float:
+        if (num_tokens, prompts) not in self._known_prompts:
+            works = self.costs.pass_works(num_tokens, self.prompt_attention(num_tokens), prompts)
+            self._known_prompts[num_tokens, prompts] = self._device_s(works)
+        return self._known_prompts[num_tokens, prompts]
+
+    @cached_property
+    def _known_prompts(self) -> dict[tuple[float, int], float]:
+        return {}  # by tokens and prompts of a micro-batch
+
+    def prompt_tokens(self, choice: IntegerPolicy) -> float:
+        """Return the tokens of a micro-batch of prompts on a device."""
+        length, most = self.workload.prompt_len, choice.pass_tokens
+        if length > most:
+            return length / ceil(length / most)
+        return length * min(
+            choice.batch_size, most // length if choice.is_resident else min(choice.prompts, most // length)
+        )
+
+    def prompt_attention(self, num_tokens: float) -> KernelWork:
+        """Return one layer's attention of such a micro-batch."""
         length = self.workload.prompt_len
-        if length <= choice.pass_tokens:
-            most = choice.pass_tokens // length
-            prompts = min(choice.batch_size, most if choice.is_resident else min(choice.prompts, most))
-            return prompts * length, self.costs.prefill_attention(prompts, length)
-        chunks = ceil(length / choice.pass_tokens)
-        whole = self.costs.prefill_attention(1, length, length / chunks)
-        return length / chunks, replace(whole, num_bytes=whole.num_bytes / chunks, num_flops=whole.num_flops / chunks)
+        if length <= num_tokens:
+            return self.costs.prefill_attention(num_tokens / length, length)
+        whole, share = self.costs.prefill_attention(1, length, num_tokens), num_tokens / length
+        return replace(whole, num_bytes=whole.num_bytes * share, num_flops=whole.num_flops * share)
 
     def num_prompt_micro_batches(self, choice: IntegerPolicy) -> int:
         """Return the micro-batches of a pass over prompts on a device."""
-        tokens, _ = self.prompt_micro_batch(choice)
-        return ceil(choice.batch_size * self.workload.prompt_len / tokens / self.num_prompt_passes(choice))
+        num_tokens = choice.batch_size * self.workload.prompt_len
+        return ceil(num_tokens / self.prompt_tokens(choice) / self.num_prompt_passes(choice))
 
     def num_prompt_passes(self, choice: IntegerPolicy) -> int:
         """Return the passes over the prompts of the whole batch.
@@ -318,15 +344,15 @@ class CostModel:
         graphs = graph_bytes(self.costs, choice.batch_size) if choice.is_resident else 0
         return DEVICE_RESERVE_BYTES + graphs + self.costs.pass_activation_bytes(num_tokens, largest)
 
-    def least_memory(self, choice: IntegerPolicy) -> dict[str, float]:
-        """Return the bytes of each tier for the shares that are best for it."""
+    def least_memory(self, choice: IntegerPolicy, memory: Resources) -> dict[str, float]:
+        """Return the bytes of each tier for the shares that are best for it; `memory` is that of the choice."""
         weights, kv = (self.resident_share(0), 1.0), (float(choice.keeps_kv), 1.0)
         return {
             tier: linear.const
             + min(linear.weights * share for share in weights)
             + min(linear.kv * share for share in kv)
             + min(linear.disk, 0.0)
-            for tier, linear in self.memory(choice).items()
+            for tier, linear in memory.items()
         }
 
     @cached_property

@@ -205,17 +205,17 @@ def promising(
     """Return the choices that fit and may be the best, or have `kept` of its speed."""
     have, lowest, best = capacities(model, objective.memory_limits), dict[IntegerPolicy, float](), inf
     for choice in choices:
-        if all(least <= have[tier] for tier, least in model.least_memory(choice).items()):
-            lowest[choice], reached = _bounds(model, objective, choice, have)
+        memory = model.memory(choice)
+        if all(least <= have[tier] for tier, least in model.least_memory(choice, memory).items()):
+            lowest[choice], reached = _bounds(model, objective, choice, memory, have)
             best = min(best, reached)
     return [choice for choice, cost in lowest.items() if cost <= best / kept * (1 + 1e-9)]
 
 
 def _bounds(
-    model: CostModel, objective: Objective, choice: IntegerPolicy, have: Mapping[str, int]
+    model: CostModel, objective: Objective, choice: IntegerPolicy, memory: Resources, have: Mapping[str, int]
 ) -> tuple[float, float]:
     """Return a cost that no shares of a choice are below, and one that some shares reach."""
-    memory = model.memory(choice)
     parts, num_experts, num_layers = phases(model, objective, choice), model.num_experts, model.costs.shape.num_layers
 
     def cost(experts: int, kv: float, hosted: int = 0) -> float:

@@ -74,7 +74,7 @@ def too_little(model: CostModel, objective: Objective, choices: Iterable[Integer
     """Return the error with the missing memory of the smallest choice."""
     have = capacities(model, objective.memory_limits)
     smallest = min(choices, key=lambda choice: (choice.batch_size, choice.micro_batch))
-    memory = model.least_memory(smallest)
+    memory = model.least_memory(smallest, model.memory(smallest))
     names = {RAM: "memory", DEVICE: "device memory", DISK: "disk"}
     short = [
         f"{format_bytes(need)} of {names[tier]} ({format_bytes(have[tier])} "

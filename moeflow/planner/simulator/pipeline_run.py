@@ -67,10 +67,8 @@ class PipelineRun:
     def prefill(self) -> TimeLine:
         """A pass over prompts, computed on the device with any pipeline."""
         choice = IntegerPolicy.of(self.policy)
-        number, (tokens, attention) = (
-            self._model.num_prompt_micro_batches(choice),
-            self._model.prompt_micro_batch(choice),
-        )
+        number, tokens = self._model.num_prompt_micro_batches(choice), self._model.prompt_tokens(choice)
+        attention = self._model.prompt_attention(tokens)
         tasks = zero_inference(
             self.costs.shape.num_layers,
             number,
@@ -101,8 +99,8 @@ class PipelineRun:
         if not self.policy.experts_on_host:
             return 0.0
         choice = IntegerPolicy.of(self.policy)
-        tokens, _ = self._model.prompt_micro_batch(choice)
-        whole_s = self._model.host_experts_s(tokens) * self._model.num_prompt_micro_batches(choice)
+        whole_s = self._model.host_experts_s(self._model.prompt_tokens(choice))
+        whole_s *= self._model.num_prompt_micro_batches(choice)
         return whole_s * self.policy.experts_on_host
 
     @cached_property

@@ -27,22 +27,22 @@ from tests.shapes import MIXTRAL
 MB = 10**6
 LANES = {DEVICE_COMPUTE: COMPUTE, HOST_COMPUTE: HOST, TO_DEVICE: HOST_TO_DEVICE, FROM_DEVICE: DEVICE_TO_HOST}
 MACHINES = {
-    "a slow link": machine(ram=200 * MB, device=838 * MB, link=1e8),
-    "a link": machine(ram=200 * MB, device=840 * MB),
+    "a slow link": machine(ram=200 * MB, device=850 * MB, link=1e8),
+    "a link": machine(ram=200 * MB, device=850 * MB),
     "a fast link": machine(ram=200 * MB, device=870 * MB, link=1e10),
-    "no room in memory": machine(ram=30 * MB, device=870 * MB),
-    "two devices": machine(ram=100 * MB, device=830 * MB, link=1e8, num_devices=2),
+    "little memory": machine(ram=85 * MB, device=870 * MB),
+    "two devices": machine(ram=100 * MB, device=850 * MB, link=1e8, num_devices=2),
 }
 
 
 def lanes_of(model, policy, name):
     """Return the seconds of each lane in a step, from the tasks of the pipeline that carries a policy out."""
-    layers, number = model.costs.shape.num_layers, policy.num_micro_batches
+    layers, number, hosted = model.costs.shape.num_layers, policy.num_micro_batches, policy.experts_on_host
     how, context = PIPELINES[name], model.workload.mean_context
     pages = number if how.is_paged else 1
-    shape = decode_shape(model.costs, policy.micro_batch, context, num_pages=pages)
+    shape = decode_shape(model.costs, policy.micro_batch, context, num_pages=pages, hosted=hosted)
     lanes = defaultdict(float)
-    for task in how.make_tasks(layers, number, is_warm=True, wraps=True):
+    for task in (how.make_sharing_tasks if hosted else how.make_tasks)(layers, number, is_warm=True, wraps=True):
         lanes[task.lane] += task_cost(task.op, model.machine, shape, policy).seconds
     return lanes
 
@@ -55,7 +55,6 @@ def test_a_policy_is_charged_with_the_tasks_of_a_pipeline_that_exists(name, goal
     model = small_model(where, num_devices=where.num_devices)
     policy = search_policy(model, Objective(goal=goal, max_sequences=32))
     pipeline = pipeline_of(model, policy)
-    assert policy.ffn_on_device  # no pipeline has the host compute all experts
     if pipeline == RESIDENT:
         return
     busy, lanes = model.predict(policy).busy, lanes_of(model, policy, pipeline)
@@ -66,14 +65,6 @@ def test_a_policy_is_charged_with_the_tasks_of_a_pipeline_that_exists(name, goal
     for resource, lane in LANES.items():
         if resource not in summed:
             assert busy[resource] == pytest.approx(lanes[lane], rel=1e-3), resource
-
-
-@pytest.mark.slow
-def test_a_t4_that_has_too_little_memory_for_mixtral_still_computes_its_experts():
-    model = CostModel(
-        load_machine("t4"), ModelCosts(MIXTRAL, HALF), Workload(prompt_len=418, gen_len=128, max_prompt_len=418)
-    )
-    assert search_policy(model, Objective(), 2.0).ffn_on_device
 
 
 def link_and_disk(changed):
@@ -103,12 +94,11 @@ def test_every_resource_named_is_full_and_nothing_full_is_left_out(name):
         "host": ("reading from RAM", "arithmetic"),
         "device": ("reading from device memory", "arithmetic on the device"),
         "link to device": ("the link to the device",),
-        "disk": ("reading from disk",),
     }
+    full = {name for name in names if prediction.busy[name] > prediction.decode_s / MIN_HELP}
     words = set(named.removesuffix(" together").replace(" and ", ", ").split(", "))
-    for resource, its in names.items():
-        share = prediction.busy[resource] / prediction.decode_s
-        assert bool(words & set(its)) == (share > 1 / MIN_HELP), (resource, share, named)
+    found = {name for name, its in names.items() if words & set(its)}
+    assert found == full or (found and not full)  # none is full where tasks wait for each other
 
 
 @pytest.mark.slow
@@ -117,8 +107,8 @@ def test_every_resource_named_is_full_and_nothing_full_is_left_out(name):
     [
         (machine(ram=10**9, device=850 * MB), Objective(max_sequences=64)),
         (machine(ram=10**9, device=850 * MB), Objective(goal="latency", max_sequences=16)),
-        (machine(ram=10**9, device=830 * MB, num_devices=2), Objective(max_sequences=16)),
-        (machine(ram=10**9, device=850 * MB), Objective(max_sequences=16, memory_limits={"ram": 45 * MB})),
+        (machine(ram=10**9, device=850 * MB, num_devices=2), Objective(max_sequences=16)),
+        (machine(ram=10**9, device=850 * MB), Objective(max_sequences=16, memory_limits={"ram": 90 * MB})),
     ],
 )
 def test_the_map_of_policies_has_the_plan_itself_at_its_centre(where, objective, monkeypatch):
