@@ -52,6 +52,7 @@ class LLMSettings(FlagSettings, total=False):
     pipeline: str | None
     micro_batch: int | str | None
     resident_experts: float | str | None
+    resident_kv: float | str | None
     num_ranks: int | str | None
     stages: str | None
     expert_placement: str

@@ -60,7 +60,7 @@ class OffloadConfig:
     micro_batch_tokens: int  # of a micro-batch, unless one request has more in a pass
     num_resident_experts: int  # of each layer: they stay on the device (r_w of MoE-Lightning)
     num_resident_kv_layers: int  # whose keys and values stay on the device (r_c)
-    window_blocks: int  # KV blocks of a micro-batch that the device holds at most; 0: the host attends
+    window_blocks: int  # KV blocks of a micro-batch that the device holds at most; 0: all layers' stay there
     num_hosted_experts: int | None = None  # of each layer: the host computes them; None: the fastest by measurement
 
     @property

@@ -168,6 +168,9 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
     resident_experts: float | None = field(  # share of experts that stays on such a device
         default=None, metadata={"depends_on": ("device",)}
     )
+    resident_kv: float | None = field(  # share of the layers whose keys and values stay on such a device
+        default=None, metadata={"depends_on": ("device",)}
+    )
     num_ranks: int | None = _device(
         "--ranks",
         "count",

@@ -65,7 +65,7 @@ def read(name, value):
 
 
 def test_every_setting_is_of_a_known_kind():
-    others = ("resident_experts", "speculators")
+    others = ("resident_experts", "resident_kv", "speculators")
     assert {*SIZES, *COUNTS, *FLAGS, *PATHS, *TEXTS, *others} == {field.name for field in fields(Settings)}
 
 
@@ -112,7 +112,7 @@ def test_texts_may_be_torchs_own():
 
 @pytest.mark.parametrize("value", [0.5, "0.5", np.float32(0.5)])
 def test_numbers(value):
-    assert read("resident_experts", value) == 0.5
+    assert read("resident_experts", value) == read("resident_kv", value) == 0.5
 
 
 @pytest.mark.parametrize(

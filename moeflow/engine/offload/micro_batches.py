@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from moeflow.models.layers.divided_experts import RoutedTokens
 from moeflow.models.layers.rotary import RotaryEmbeddings
 from moeflow.pipeline.devices.offloaded_kv import window_numbers
 from moeflow.scheduler.offline_batching import form_micro_batches
+
+MIN_CHUNK: Final = 16  # tokens of a sequence from which on attention computes more than it reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class MicroBatch:
     on_device: Places  # likewise
     in_window: Places  # on the device, over the blocks of a window
     copied_blocks: Tensor  # [n] int64: blocks within a window
+    attends_on_device: bool  # also where keys and values are on the host
     tensors: dict[str, Tensor] = field(default_factory=dict)  # "hidden", "attended", ...
     routed: RoutedTokens | None = None  # on the device, in a pass where the host has a share of the experts
     num_hosted_pairs: int = 0  # tokens and experts that the host computes at this layer
@@ -84,18 +88,28 @@ class MicroBatch:
         return sum(span.num_tokens * (span.start + span.stop + 1) // 2 for span in self.on_host.attention.spans)
 
 
-def cut_pass(
-    token_ids: Tensor, context: ForwardContext, host: Side, device: Side, *, max_tokens: int
-) -> list[MicroBatch]:
-    """Cut a pass into balanced micro-batches of at most `max_tokens`, unless one sequence brings more.
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The limits of micro-batches."""
+
+    max_tokens: int  # unless one sequence brings more
+    max_blocks: int  # that a window has for keys and values of the host; 0: none are there
+    decodes_on_host: bool  # only prompts attend on the device
+
+
+def cut_pass(token_ids: Tensor, context: ForwardContext, host: Side, device: Side, cut: Cut) -> list[MicroBatch]:
+    """Cut a pass into balanced micro-batches. None has prompts and decoding sequences if these attend on the host.
 
     Shapes: token_ids [T] int64, on the host as the context is.
     """
     micro_batches, block_size = [], context.attention.block_size
-    for number, spans in enumerate(group(context.attention.spans, max_tokens)):
+    decoding = [span for span in context.attention.spans if cut.decodes_on_host and is_decoding(span)]
+    others = [span for span in context.attention.spans if not (cut.decodes_on_host and is_decoding(span))]
+    on_host = group(decoding, cut.max_tokens)
+    for number, spans in enumerate([*on_host, *group(others, cut.max_tokens, cut.max_blocks)]):
         rows = torch.cat([torch.arange(span.first_token, span.first_token + span.num_tokens) for span in spans])
-        on_host = host.places(context.positions[rows], spans, block_size)
-        on_device = on_host if device is host else device.places(context.positions[rows], spans, block_size)
+        places = host.places(context.positions[rows], spans, block_size)
+        on_device = places if device is host else device.places(context.positions[rows], spans, block_size)
         blocks = [span.block_ids for span in spans]
         copied, numbers = window_numbers([span.start for span in spans], blocks, block_size)
         micro_batches.append(
@@ -104,26 +118,43 @@ def cut_pass(
                 rows=rows,
                 token_ids=token_ids[rows].to(device.device),
                 positions=context.positions[rows].to(device.device),
-                on_host=on_host,
+                on_host=places,
                 on_device=on_device,
                 in_window=Places(on_device.rotary, device.attention(spans, numbers, block_size)),
                 copied_blocks=torch.tensor(copied, dtype=torch.int64),
+                attends_on_device=number >= len(on_host),
             )
         )
     return micro_batches
 
 
-def group(spans: Sequence[SequenceSpan], max_tokens: int) -> list[list[SequenceSpan]]:
-    """Share out sequences: each micro-batch gets about as many tokens as any other, a long sequence one of its own."""
+def is_decoding(span: SequenceSpan) -> bool:
+    """Return whether a sequence adds few tokens to its context, so that its attention mostly reads."""
+    return span.start > 0 and span.num_tokens < MIN_CHUNK
+
+
+def group(spans: Sequence[SequenceSpan], max_tokens: int, max_blocks: int = 0) -> list[list[SequenceSpan]]:
+    """Share out sequences: each micro-batch gets about as many tokens as any other, a long sequence one of its own.
+
+    Micro-batches of several sequences have at most `max_blocks` blocks; 0: any number.
+    """
     counts = [span.num_tokens for span in spans]
     short = [count for count in counts if count < max_tokens]
-    groups, waiting = form_micro_batches(
-        spans,
-        lambda span: span.num_tokens,
-        num_micro_batches=len(counts) - len(short) + -(-sum(short) // max_tokens),
-        max_requests=len(spans) + 1,
-        gen_len=0,
-        cache_size=sum(counts),
-    )
-    assert not waiting
-    return groups
+    number = len(counts) - len(short) + -(-sum(short) // max_tokens)
+    while True:
+        groups, waiting = form_micro_batches(
+            spans,
+            lambda span: span.num_tokens,
+            num_micro_batches=number,
+            max_requests=len(spans) + 1,
+            gen_len=0,
+            cache_size=sum(counts),
+        )
+        assert not waiting
+        if not max_blocks or number >= len(spans) or all(_num_blocks(each) <= max_blocks for each in groups):
+            return groups
+        number += 1
+
+
+def _num_blocks(spans: Sequence[SequenceSpan]) -> int:
+    return sum(len(span.block_ids) for span in spans)

@@ -108,7 +108,7 @@ class OffloadOps:
             if layer == 0:
                 tensors["hidden"] = self._model.embed_at(micro_batch.token_ids, micro_batch.positions)
             tensors["qkv"] = self._model.layers[layer].pre_attention(tensors["hidden"])
-            if self._kv.has_windows and not self._kv.is_resident(layer):
+            if micro_batch.attends_on_device and not self._kv.is_resident(layer):
                 micro_batch.unsaved_qkv[layer] = tensors["qkv"].clone()  # attention uses it up
         return cost
 
@@ -187,6 +187,11 @@ class OffloadOps:
     # For the plain twin:
 
     def _attention(self, layer: int, micro_batch: MicroBatch) -> Cost:
+        if micro_batch.attends_on_device or self._kv.is_resident(layer):
+            self._load_kv(layer, micro_batch)
+            cost = self._device_attention(layer, micro_batch)
+            self._store_kv(layer, micro_batch)
+            return cost
         self._offload_qkv(layer, micro_batch)
         cost = self._cpu_attention(layer, micro_batch)
         self._load_hidden(layer, micro_batch)

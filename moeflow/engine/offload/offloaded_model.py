@@ -18,7 +18,7 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.offload_config import OffloadConfig
 from moeflow.engine.offload.divided_expert_ops import DividedExpertOps
 from moeflow.engine.offload.host_split import HostExpertSplit
-from moeflow.engine.offload.micro_batches import Side, cut_pass
+from moeflow.engine.offload.micro_batches import Cut, MicroBatch, Side, cut_pass
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection
 from moeflow.kernels.cpu.packed_weight import PackedRows
 from moeflow.kernels.triton.planar_rows import PlanarRows
@@ -28,7 +28,8 @@ from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.rearranged import Rearranged
 from moeflow.models.layers.rotary import RotaryEmbeddings
-from moeflow.pipeline.catalog import OFFLOADING, SEQUENTIAL
+from moeflow.pipeline.catalog import OFFLOADING, SEQUENTIAL, Pipeline
+from moeflow.pipeline.device_attention import attending_on_device
 from moeflow.pipeline.devices.cuda_device import CudaDevice
 from moeflow.pipeline.devices.emulated_device import EmulatedDevice
 from moeflow.pipeline.devices.offloaded_kv import KVShape, OffloadedKV
@@ -37,6 +38,7 @@ from moeflow.pipeline.offloading import DEVICE_TO_HOST, HOST, HOST_TO_DEVICE, HO
 from moeflow.pipeline.runtime.executor import Executor
 from moeflow.pipeline.runtime.lane import Lane
 from moeflow.pipeline.runtime.trace import Trace
+from moeflow.pipeline.task import Task
 from moeflow.planner.choices.offload_plan import activation_bytes, costs_of
 
 LANES: Final = (HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, HOST_TO_PINNED)  # in addition to the computing one
@@ -55,6 +57,7 @@ class OffloadedModel:
         self._model = model
         self._config = config.offload
         self._pipeline = OFFLOADING[config.offload.pipeline]
+        self._cut = Cut(config.offload.micro_batch_tokens, config.offload.window_blocks, self._pipeline.attends_on_host)
         self.device = make_device(config.offload)
         costs = costs_of(model.config, config)
         self.device.memory.take(_bytes_outside_experts(model), "weights outside of experts")
@@ -79,21 +82,19 @@ class OffloadedModel:
 
         Shapes: token_ids [T] int64 -> [T, H]. Raises: what an op raises; the next pass begins anew.
         """
-        max_tokens = self._config.micro_batch_tokens
         with self.device.computing(0, 0):
-            micro_batches = cut_pass(token_ids, context, self._host, self._side, max_tokens=max_tokens)
+            micro_batches = cut_pass(token_ids, context, self._host, self._side, self._cut)
         self.device.synchronize()
-        self._share.begin_pass(len(token_ids), sum(each.num_read for each in micro_batches))
+        self._share.begin_pass(len(token_ids), self._num_read_on_host(micro_batches))
         skipped = [border * size for border, size in zip(self._share.borders, self._sharable_bytes, strict=True)]
-        is_kept = self._weights.begin_pass(len(micro_batches) if self._pipeline.is_paged else 1, skipped)
+        pipeline = self._pipeline_of(micro_batches)
+        is_kept = self._weights.begin_pass(len(micro_batches) if pipeline.is_paged else 1, skipped)
         self._kv.begin_pass(context.kv)
         self._ops.begin_pass(micro_batches)
         was_warm, self._is_warm = self._is_warm and is_kept, False
         wraps = self.config.num_layers > 1
-        make_tasks = self._pipeline.make_sharing_tasks if self._share.num_hosted else self._pipeline.make_tasks
-        assert make_tasks is not None, "experts are shared in pipelines only that may"
         try:
-            self._executor.run(make_tasks(self.config.num_layers, len(micro_batches), is_warm=was_warm, wraps=wraps))
+            self._executor.run(self._tasks(pipeline, micro_batches, is_warm=was_warm, wraps=wraps))
         except BaseException:
             self.device.synchronize()
             self._weights.forget()
@@ -105,6 +106,30 @@ class OffloadedModel:
             hidden = torch.empty_like(hidden).index_copy_(0, rows, hidden)
         self.device.synchronize()
         return hidden
+
+    def _num_read_on_host(self, micro_batches: Sequence[MicroBatch]) -> float:
+        """Return the positions that the host attends to, in the average layer."""
+        number = sum(each.num_read for each in micro_batches if not each.attends_on_device)
+        return number * (1 - self._kv.num_resident / self.config.num_layers)
+
+    def _pipeline_of(self, micro_batches: Sequence[MicroBatch]) -> Pipeline:
+        """Return the pipeline of a pass: one that attends on the device, if all of the pass does."""
+        attends_on_host = self._pipeline.attends_on_host and self._pipeline is not SEQUENTIAL
+        all_prompts = all(each.attends_on_device for each in micro_batches)
+        return (
+            OFFLOADING["flexgen"] if attends_on_host and all_prompts and not self._share.num_hosted else self._pipeline
+        )
+
+    def _tasks(
+        self, pipeline: Pipeline, micro_batches: Sequence[MicroBatch], *, is_warm: bool, wraps: bool
+    ) -> Iterator[Task]:
+        make_tasks = pipeline.make_sharing_tasks if self._share.num_hosted else pipeline.make_tasks
+        assert make_tasks is not None, "experts are shared in pipelines only that may"
+        tasks = make_tasks(self.config.num_layers, len(micro_batches), is_warm=is_warm, wraps=wraps)
+        on_device = [each.attends_on_device for each in micro_batches]
+        if pipeline.attends_on_host and (self._kv.num_resident or any(on_device)):
+            return attending_on_device(tasks, self._kv.is_resident, on_device.__getitem__)
+        return tasks
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [S, H] from a pass -> [S, V] float32."""

@@ -60,7 +60,7 @@ class OffloadedKV:
     """K and V of all layers: those of the first layers on the device, the others in the storage of a pass."""
 
     def __init__(self, shape: KVShape, device: OffloadDevice, *, num_resident: int, window_blocks: int) -> None:
-        """Keep `num_resident` layers on the device; windows have 0 blocks where the host attends.
+        """Keep `num_resident` layers on the device; windows have 0 blocks where these are all.
 
         Raises: CapacityError.
         """
@@ -85,11 +85,6 @@ class OffloadedKV:
     def is_resident(self, layer: int) -> bool:
         """Whether a layer's keys and values stay on the device."""
         return layer < self.num_resident
-
-    @property
-    def has_windows(self) -> bool:
-        """Whether the device attends over keys and values of the host."""
-        return bool(self._windows)
 
     def layer(self, layer: int) -> KVBlocks:
         """Return a layer's blocks on the device or the host."""

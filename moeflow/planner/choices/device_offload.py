@@ -39,6 +39,7 @@ def device_overrides(settings: Settings, machine: HostResources) -> OffloadOverr
         settings.pipeline,
         settings.micro_batch,
         settings.resident_experts,
+        settings.resident_kv,
         cuda_bytes=cuda_bytes,
     )
     if overrides is None:

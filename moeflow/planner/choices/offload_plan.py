@@ -24,7 +24,7 @@ from moeflow.core.offload_config import (
     parse_emulated_device,
 )
 from moeflow.core.units import format_bytes
-from moeflow.pipeline.catalog import OFFLOADING
+from moeflow.pipeline.catalog import OFFLOADING, Pipeline
 from moeflow.pipeline.offloading import NUM_WINDOWS
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.process_memory import PROCESS_BYTES
@@ -67,6 +67,7 @@ class OffloadOverrides(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: str | None = None
     micro_batch_tokens: int | None = None
     resident_experts: float | None = None  # share (r_w of MoE-Lightning)
+    resident_kv: float | None = None  # share of layers (r_c)
 
 
 def offload_overrides(
@@ -74,6 +75,7 @@ def offload_overrides(
     pipeline: str | None,
     micro_batch_tokens: int | None,
     resident_experts: float | None,
+    resident_kv: float | None,
     *,
     cuda_bytes: int,
 ) -> OffloadOverrides | None:
@@ -83,7 +85,12 @@ def offload_overrides(
 
     Raises: ConfigError, also for settings that need such a device.
     """
-    said = {"pipeline": pipeline, "micro_batch": micro_batch_tokens, "resident_experts": resident_experts}
+    said = {
+        "pipeline": pipeline,
+        "micro_batch": micro_batch_tokens,
+        "resident_experts": resident_experts,
+        "resident_kv": resident_kv,
+    }
     is_said = any(value is not None for value in said.values())
     found = _device(device, cuda_bytes, is_smaller=is_said)
     if found is None:
@@ -95,7 +102,11 @@ def offload_overrides(
                 )
         return None
     return OffloadOverrides(
-        device=found, pipeline=pipeline, micro_batch_tokens=micro_batch_tokens, resident_experts=resident_experts
+        device=found,
+        pipeline=pipeline,
+        micro_batch_tokens=micro_batch_tokens,
+        resident_experts=resident_experts,
+        resident_kv=resident_kv,
     )
 
 
@@ -120,10 +131,8 @@ def plan_offload(overrides: OffloadOverrides, costs: ModelCosts, limits: Schedul
         raise ConfigError(f"pipeline {name!r} is unknown; use one of {', '.join(OFFLOADING)}")
     pipeline, num_layers = OFFLOADING[name], costs.shape.num_layers
     micro_batch = overrides.micro_batch_tokens or DEFAULT_MICRO_BATCH
-    blocks_per_request = -(-limits.max_model_len // limits.block_size)
-    is_windowed = pipeline.has_kv_on_host and not pipeline.attends_on_host
-    window_blocks = min(micro_batch * blocks_per_request, limits.num_blocks) if is_windowed else 0
-    kv_layers = 0 if pipeline.has_kv_on_host else num_layers
+    kv_layers = _resident_kv_layers(overrides.resident_kv, pipeline, num_layers)
+    window_blocks = _window_blocks(pipeline, micro_batch, limits) if kv_layers < num_layers else 0
     window_block_bytes = costs.shape.most_kv_bytes_per_token(costs.formats.kv) * limits.block_size
     fixed_bytes = (
         (costs.model_bytes - _expert_bytes(costs) * num_layers) * _MARGIN
@@ -142,6 +151,27 @@ def plan_offload(overrides: OffloadOverrides, costs: ModelCosts, limits: Schedul
         window_blocks=window_blocks,
         num_hosted_experts=None if _may_share(device) else 0,
     )
+
+
+def _resident_kv_layers(share: float | None, pipeline: Pipeline, num_layers: int) -> int:
+    """Return the layers whose keys and values stay on the device. Raises: ConfigError."""
+    if share is None:
+        return 0 if pipeline.has_kv_on_host else num_layers
+    if not 0 <= share <= 1:
+        raise ConfigError(f"resident_kv is a share, from 0 to 1, not {share:g}")
+    if share < 1 and not pipeline.has_kv_on_host:
+        raise ConfigError(
+            f"{pipeline.name} keeps all keys and values on the device, but resident_kv is {share:g}: "
+            "use --pipeline flexgen, or remove resident_kv"
+        )
+    return round(share * num_layers)
+
+
+def _window_blocks(pipeline: Pipeline, micro_batch: int, limits: SchedulerConfig) -> int:
+    """Return the blocks over which the device attends: of a micro-batch, or of one prompt where the host decodes."""
+    blocks_per_request = -(-limits.max_model_len // limits.block_size)
+    number = 1 if pipeline.attends_on_host else micro_batch
+    return min(number * blocks_per_request, limits.num_blocks)
 
 
 def _may_share(device: DeviceConfig) -> bool:

@@ -58,7 +58,7 @@ def test_nothing_races_where_the_host_computes_experts(model, device, micro_batc
 
 
 def test_pages_wait_for_room_and_for_nothing_else(model, device):
-    run(overrides(model, "cgopipe", micro_batch=1, share=0.0), SHORT)
+    run(overrides(model, "cgopipe", micro_batch=1, share=0.0), SHORT, 20)
     log = device.cuda.log
     num_pages = sum(entry[:2] == ("up", "records") for entry in log)
     assert 0 < sum(entry[:2] == ("up", "waits for") for entry in log) < num_pages / 5

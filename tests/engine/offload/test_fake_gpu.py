@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.engine.offload.micro_batches import Side, cut_pass
+from moeflow.engine.offload.micro_batches import Cut, Side, cut_pass
 from moeflow.kernels import device_arrays, rotary, routing
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
 from moeflow.kernels.attention.kv_blocks import KVBlocks
@@ -106,4 +106,4 @@ def cut(model):
         HOST, RotaryEmbeddings(model.config.attention.ropes, model.config.attention.head_dim, HOST), torch.float32
     )
     device = Side(GPU, model.rotary, torch.bfloat16)
-    return cut_pass(torch.arange(sum(COUNTS)), context, host, device, max_tokens=5)
+    return cut_pass(torch.arange(sum(COUNTS)), context, host, device, Cut(5, 0, decodes_on_host=False))

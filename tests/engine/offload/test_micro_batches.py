@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflow.core.attention_config import RopeConfig
-from moeflow.engine.offload.micro_batches import Side, cut_pass, group
+from moeflow.engine.offload.micro_batches import Cut, Side, cut_pass, group, is_decoding
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata, SequenceSpan
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
@@ -20,8 +20,12 @@ SIDE = Side(torch.device("cpu"), RotaryEmbeddings([RopeConfig()], 8, torch.devic
 
 
 @settings(max_examples=25)
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 30)), min_size=1, max_size=12), st.integers(1, 40))
-def test_every_token_is_in_one_micro_batch(sequences, max_tokens):
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 30)), min_size=1, max_size=12),
+    st.integers(1, 40),
+    st.booleans(),
+)
+def test_every_token_is_in_one_micro_batch(sequences, max_tokens, decodes_on_host):
     starts, counts = zip(*sequences, strict=True)
     sizes = [-(-(start + count) // 16) for start, count in sequences]
     block_ids = [range(100 * number, 100 * number + size) for number, size in enumerate(sizes)]
@@ -30,7 +34,8 @@ def test_every_token_is_in_one_micro_batch(sequences, max_tokens):
     )
     positions = torch.tensor([start + i for start, count in sequences for i in range(count)])
     token_ids = torch.arange(len(positions))
-    cut = cut_pass(token_ids, ForwardContext(positions, attention, KV), SIDE, SIDE, max_tokens=max_tokens)
+    limits = Cut(max_tokens, 6, decodes_on_host)
+    cut = cut_pass(token_ids, ForwardContext(positions, attention, KV), SIDE, SIDE, limits)
     assert torch.cat([each.rows for each in cut]).sort().values.equal(token_ids)
     assert [each.number for each in cut] == list(range(len(cut)))
     assert all(torch.equal(each.token_ids, each.rows) for each in cut)
@@ -40,6 +45,10 @@ def test_every_token_is_in_one_micro_batch(sequences, max_tokens):
     assert sum(each.num_seen for each in cut) == seen
     for each in cut:
         assert torch.equal(each.on_host.attention.slots // 16 // 100, _sequence_of(each.rows, counts))
+        spans = each.on_host.attention.spans
+        assert {each.attends_on_device} == {not (decodes_on_host and is_decoding(span)) for span in spans}
+        blocks = sum(len(span.block_ids) for span in spans)
+        assert len(spans) == 1 or not each.attends_on_device or blocks <= 6
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 40))

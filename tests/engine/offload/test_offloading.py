@@ -19,6 +19,8 @@ from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.offload_config import CudaDeviceConfig
 from moeflow.engine import forward
 from moeflow.engine.engine import Engine
+from moeflow.engine.offload.micro_batches import is_decoding
+from moeflow.engine.offload.offload_ops import OffloadOps
 from moeflow.engine.runner_loading import load_runner
 from moeflow.kernels.cpu import extension
 from moeflow.models.layers.allocation.weight_formats import WeightFormats
@@ -39,6 +41,38 @@ def test_tokens_are_those_of_the_plain_run(model, pipeline):
     expected = run(config(model))
     for micro_batch, share in ((1, 0.0), (3, 0.4), (5, 1.0), (1000, 0.0)):
         assert run(offloaded(model, pipeline, micro_batch, share)) == expected
+
+
+@pytest.mark.parametrize("pipeline", [name for name in OFFLOADING if name != "zero-inference"])
+@pytest.mark.parametrize("kv_share", [1 / 3, 2 / 3, 1.0])
+def test_some_layers_keep_their_keys_and_values_on_the_device(model, pipeline, kv_share):
+    expected = run(config(model))
+    for micro_batch, num_hosted in ((1, 0), (3, 0), (1000, 0), (3, 2)):
+        if num_hosted and pipeline != "cgopipe":
+            continue
+        chosen = offloaded(model, pipeline, micro_batch, resident_kv=kv_share)
+        assert chosen.offload.num_resident_kv_layers == round(3 * kv_share)
+        assert run(sharing(chosen, num_hosted)) == expected
+
+
+@pytest.mark.parametrize("pipeline", OFFLOADING)
+def test_the_device_attends_to_prompts_and_to_resident_layers(model, monkeypatch, pipeline):
+    attended: dict[str, list[tuple[int, bool]]] = {"_device_attention": [], "_cpu_attention": []}
+    for name, found in attended.items():
+        healthy = getattr(OffloadOps, name)
+
+        def noted(self, layer, micro_batch, healthy=healthy, found=found):
+            is_prompt = not all(map(is_decoding, micro_batch.on_host.attention.spans))
+            found.append((layer, is_prompt))
+            return healthy(self, layer, micro_batch)
+
+        monkeypatch.setattr(OffloadOps, name, noted)
+    kv_share = None if pipeline == "zero-inference" else 1 / 3
+    run(offloaded(model, pipeline, 3, resident_kv=kv_share))
+    on_host = {(layer, False) for layer in (1, 2)} if OFFLOADING[pipeline].attends_on_host else set()
+    assert set(attended["_cpu_attention"]) == on_host
+    everywhere = {(layer, is_prompt) for layer in range(3) for is_prompt in (True, False)}
+    assert set(attended["_device_attention"]) == everywhere - on_host
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -149,6 +183,12 @@ def test_a_device_that_is_too_small_is_refused_before_loading(model):
         ({"device": DEVICE, "micro_batch": 0}, "at least 1"),
         ({"device": DEVICE, "pipeline": "fastest"}, "'fastest' is unknown; use one of sequential, cgopipe"),
         ({"device": DEVICE, "resident_experts": 2.0}, "a share, from 0 to 1"),
+        ({"device": DEVICE, "resident_kv": -0.5}, "resident_kv is a share, from 0 to 1"),
+        ({"resident_kv": 0.5}, "resident_kv is for a device that is smaller"),
+        (
+            {"device": DEVICE, "pipeline": "zero-inference", "resident_kv": 0.5},
+            "zero-inference keeps all keys and values on the device, .* use --pipeline flexgen",
+        ),
         ({"device": DEVICE, "memory_bytes": 2**30}, "--memory does not go with a device that is smaller"),
         ({"device": "emulated:1GiB"}, "does not say how fast its link is"),
         ({"device": DEVICE, "gpu_memory_bytes": 2**30}, "--gpu-memory limits a GPU's memory; an emulated"),
