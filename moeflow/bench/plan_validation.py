@@ -17,7 +17,7 @@ from moeflow.bench.engine_speed import SetBackError, SpeedCase, Stopwatch
 from moeflow.bench.memory import peak_bytes, reset_peak
 from moeflow.core.engine_messages import EngineStats
 from moeflow.core.errors import CheckpointError, ConfigError
-from moeflow.core.plan import Workload
+from moeflow.core.plan import Policy, Workload
 from moeflow.engine.engine import Engine
 from moeflow.planner.costs.cost_model import DISK_OFFLOAD, HOST_COMPUTE, CostModel, IntegerPolicy
 from moeflow.planner.costs.disk_waits import ExpertReads
@@ -57,8 +57,14 @@ class _PredictedFigure:
     """What a case should take."""
 
     seconds: float  # of the timed part
-    timed_compute_s: float  # of that, without what experts on disk cost
     whole_s: float  # with the prefill that a decoding case starts with
+
+
+@dataclass(frozen=True, slots=True)
+class _PredictedReads:
+    """What experts on disk should cost in a case."""
+
+    compute_s: float  # of the timed part, without reads
     read_s: float  # of the whole
     read_bytes: float  # likewise
     reads: ExpertReads  # of a timed pass
@@ -87,7 +93,10 @@ class PlanValidation:
         assert planned.plan.forecast is not None, "this machine's speed is known"
         self._workload, self._batch_size = planned.plan.workload, planned.plan.forecast.policy.batch_size
         if planned.estimator is None:
-            raise ConfigError("--validate runs whole models on the processor: remove --device, or name such a model")
+            raise ConfigError(
+                "--validate runs plans for the processor, and for devices that weights are streamed to: remove "
+                "--device, or name less of its memory (--device cuda:MEMORY)"
+            )
         config, self._expected = planned.plan.config, planned.estimator
         self.config = replace(config, scheduler=replace(config.scheduler, prefix_caching=False))
         self._measured: dict[SpeedCase, _Measured] = {}
@@ -156,9 +165,12 @@ class PlanValidation:
         return 1
 
     def _decode_case(self, batch_size: int) -> SpeedCase | None:
+        """Return as many passes as memory and time allow, or as few as possible; None: memory allows none."""
         prompt_len = self._workload.prompt_len
-        cases = (SpeedCase(batch_size, prompt_len, num_new) for num_new in NEW_TOKENS)
-        return next((case for case in cases if self._stopwatch.why_not(case) is None), None)
+        cases = [SpeedCase(batch_size, prompt_len, num_new) for num_new in NEW_TOKENS]
+        fitting = [case for case in cases if self._stopwatch.why_not(case) is None]
+        timely = (case for case in fitting if self._predict(case).whole_s <= MAX_S)
+        return next(timely, fitting[-1] if fitting else None)
 
     def _repeats(self, case: SpeedCase) -> int:
         return 1 if self._predict(case).whole_s > LONG_S else REPEATS + 1
@@ -198,18 +210,24 @@ class PlanValidation:
         return rate, _read_bytes(after) - _read_bytes(at_start[-1])
 
     def _predict(self, case: SpeedCase) -> _PredictedFigure:
-        passes = case.new_tokens
-        workload = Workload(prompt_len=case.prompt_len, gen_len=max(passes, 1), max_prompt_len=case.prompt_len)
-        costs = self._expected.costs(workload)
-        policy = self._expected.policy(case.batch_size, workload.max_tokens)
+        passes, (costs, policy) = case.new_tokens, self._costs(case)
+        it = costs.predict(policy)
+        return _PredictedFigure(
+            seconds=passes * it.decode_s if passes else it.prefill_s, whole_s=it.prefill_s + passes * it.decode_s
+        )
+
+    def _costs(self, case: SpeedCase) -> tuple[CostModel, Policy]:
+        workload = Workload(prompt_len=case.prompt_len, gen_len=max(case.new_tokens, 1), max_prompt_len=case.prompt_len)
+        return self._expected.costs(workload), self._expected.policy(case.batch_size, workload.max_tokens)
+
+    def _predict_reads(self, case: SpeedCase) -> _PredictedReads:
+        passes, (costs, policy) = case.new_tokens, self._costs(case)
         it, (step_reads, prompt_reads) = costs.predict(policy), costs.num_read(policy)
         num_read = prompt_reads + passes * step_reads
         step_read_s, prompts_read_s = costs.read_s(policy)
         step, prompts = costs.reads(IntegerPolicy.of(policy))
-        return _PredictedFigure(
-            seconds=passes * it.decode_s if passes else it.prefill_s,
-            timed_compute_s=passes * it.busy[HOST_COMPUTE] if passes else it.prefill_busy[HOST_COMPUTE],
-            whole_s=it.prefill_s + passes * it.decode_s,
+        return _PredictedReads(
+            compute_s=passes * it.busy[HOST_COMPUTE] if passes else it.prefill_busy[HOST_COMPUTE],
             read_s=prompts_read_s + passes * step_read_s,
             read_bytes=num_read * costs.costs.expert_bytes,
             reads=step if passes else prompts,
@@ -228,17 +246,17 @@ class PlanValidation:
 
     def _informed_s(self, case: SpeedCase) -> float:
         """Return the prediction for the timed part, from its actual reads."""
-        it = self._predict(case)
+        it = self._predict_reads(case)
         passes = case.new_tokens or 1
         num_read = statistics.median(self._measured[case].timed_bytes) / it.expert_bytes
         wait_s = passes * it.reads.wait_s(num_read / passes)
-        return CostModel.combine({HOST_COMPUTE: it.timed_compute_s, DISK_OFFLOAD: wait_s}, it.overlap)
+        return CostModel.combine({HOST_COMPUTE: it.compute_s, DISK_OFFLOAD: wait_s}, it.overlap)
 
     def _kinds(self) -> list[CheckRow]:
         """Return the total time of all runs, prefill of decoding ones included, by kinds of work."""
-        pairs = [(self._predict(case), measured) for case, measured in self._measured.items()]
+        pairs = [(self._predict_reads(case), measured) for case, measured in self._measured.items()]
         wait_s = sum(it.read_s * done.num_runs for it, done in pairs)
-        compute_s = sum(it.whole_s * done.num_runs for it, done in pairs) - wait_s
+        compute_s = sum(self._predict(case).whole_s * done.num_runs for case, done in self._measured.items()) - wait_s
         read = sum(it.read_bytes * done.num_runs for it, done in pairs)
         really_wait_s = sum(done.wait_s for _, done in pairs)
         really_compute_s = sum(done.whole_s for _, done in pairs) - really_wait_s

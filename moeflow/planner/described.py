@@ -35,6 +35,7 @@ from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.host_forecast import Wanted
 from moeflow.planner.known_routing import known_routing
 from moeflow.planner.model_files import opened_model, path_in_plan
+from moeflow.planner.offload_estimate import OffloadEstimator
 from moeflow.planner.resident_experts import num_on_device, share_on_device
 from moeflow.planner.search.objective import Objective
 from moeflow.planner.search.search import search
@@ -51,7 +52,7 @@ class Planned:
     plan: Plan
     model: CostModel
     objective: Objective
-    estimator: Estimator | None = None  # of the plan's configuration; None: it does not compute on this processor
+    estimator: Estimator | OffloadEstimator | None = None  # of the plan's configuration; None: it does not run here
 
 
 def plan_described(
@@ -205,6 +206,7 @@ class _Described:
             pipeline=offload.pipeline,
             micro_batch=offload.micro_batch_tokens,
             resident_experts=offload.num_resident_experts / max(self.shape.routing.num_experts, 1),
+            resident_kv=offload.num_resident_kv_layers / self.shape.num_layers,
         )
 
 

@@ -12,7 +12,7 @@ from typing import Final
 from moeflow.core.cache_dir import cache_folder, existing_folder
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DEVICE, DISK, Machine
-from moeflow.core.offload_config import CUDA, parse_cuda_device
+from moeflow.core.offload_config import CUDA, PREFIX, parse_cuda_device
 from moeflow.core.plan import RESIDENT, Plan
 from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.planner.choices.gpu_limits import gpu_refusal
@@ -31,6 +31,7 @@ from moeflow.planner.hardware.this_machine import (
 )
 from moeflow.planner.host_forecast import MachineOf, Wanted
 from moeflow.planner.model_files import bare_config, opened_model
+from moeflow.planner.offload_estimate import OffloadEstimator
 from moeflow.planner.resolve import Resolved, resolve, resources_for
 from moeflow.planner.usage import SERVING, Usage
 from moeflow.settings.settings import Settings
@@ -99,8 +100,8 @@ def plan_for(request: PlanRequest, on_step: OnStep = lambda _: None) -> describe
     _check_device(settings, is_here=request.machine is None)
     check_threads(settings, host_resources())
     named = None if request.machine is None else machine_files.load_machine(request.machine)
-    has_device = bool(_device_name(settings)) if named is None else named.has(DEVICE) and settings.device != "cpu"
-    why_host = _why_host(settings) if has_device else "the machine has no GPU"
+    has_gpu = bool(_gpu_name(settings)) if named is None else named.has(DEVICE) and settings.device != "cpu"
+    why_host = _why_host(settings) if has_gpu else "the machine has no GPU"
     found = _plan_host(request, named, on_step, why_host) if why_host else _plan_gpu(request, named, on_step)
     on_step("what would help")
     forecast = found.plan.forecast
@@ -147,9 +148,13 @@ def _plan_device(request: PlanRequest, named: Machine | None, on_step: OnStep) -
         on_step("the best policy")
         return found
 
-    return described.plan_described(
+    found = described.plan_described(
         settings, request.usage, machine, has_bfloat16=_has_bfloat16(named, settings), routing=request.routing
     )
+    if named is not None or found.plan.config.offload is None:
+        return found
+    estimator = OffloadEstimator(found.plan.config, found.model.costs.shape, found.model.machine)
+    return dataclasses.replace(found, estimator=estimator)
 
 
 def _has_bfloat16(named: Machine | None, settings: Settings) -> bool:
@@ -188,7 +193,10 @@ def _plan_host(request: PlanRequest, named: Machine | None, on_step: OnStep, why
             "this machine's speed cannot be measured for these settings: its CPU kernels do not compute. Plan for a "
             "described machine (--machine t4, or a file)"
         )
-    objective = usage.objective(resolved.estimator.memory_limits)
+    offload = resolved.config.offload
+    objective = usage.objective(resolved.estimator.memory_limits, has_device=offload is not None)
+    if offload is not None:
+        objective = dataclasses.replace(objective, num_sequences=resolved.config.scheduler.max_num_seqs)
     return described.Planned(resolved.plan, resolved.estimator.costs(usage.workload), objective, resolved.estimator)
 
 
@@ -272,7 +280,7 @@ def _with_file_link(machine: Machine, file: Path | None, on_step: OnStep) -> Mac
 
 def _with_device(machine: Machine, settings: Settings, on_step: OnStep) -> Machine:
     """Return a machine with the GPU that the settings name, measured; none: as it is. Blocks: for about a second."""
-    if not _device_name(settings):
+    if not _gpu_name(settings):
         return machine
     name, memory_bytes = parse_cuda_device(settings.device)
     on_step(f"{name} and its link")
@@ -283,7 +291,7 @@ def _with_device(machine: Machine, settings: Settings, on_step: OnStep) -> Machi
 
 def _limited(machine: Machine, settings: Settings) -> Machine:
     """Return a machine with as much device memory as the user allows. Raises: CapacityError if it has less."""
-    device = _device_name(settings)
+    device = _gpu_name(settings)
     asked = (parse_cuda_device(device)[1] if device else None) or settings.gpu_memory_bytes
     memory_bytes = allowed_bytes("device memory", asked, machine.level(DEVICE).capacity_bytes)
     levels = (
@@ -292,14 +300,20 @@ def _limited(machine: Machine, settings: Settings) -> Machine:
     return dataclasses.replace(machine, levels=tuple(levels))
 
 
-def _device_name(settings: Settings) -> str:
-    """Return the GPU that is to be planned for; empty: the processor."""
-    return "" if settings.device in ("auto", "cpu") else settings.device
+def _gpu_name(settings: Settings) -> str:
+    """Return the GPU that is to be planned for; empty: the processor, or a device that it emulates."""
+    return "" if settings.device in ("auto", "cpu") or _is_emulated(settings) else settings.device
+
+
+def _is_emulated(settings: Settings) -> bool:
+    return settings.device.split(":")[0] == PREFIX
 
 
 def _check_device(settings: Settings, *, is_here: bool) -> None:
     """Raises: ConfigError for a device that cannot be planned for; `is_here`: on this machine."""
-    name = _device_name(settings)
+    if _is_emulated(settings) and not is_here:
+        raise ConfigError(f"--device {settings.device} is emulated by this machine; remove --machine, or name a GPU")
+    name = _gpu_name(settings)
     if not name:
         return
     if name.split(":")[0] != CUDA:

@@ -17,15 +17,24 @@ from moeflow.core.hardware import DISK
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.plan import Plan
 from moeflow.kernels.on_demand import import_torch
-from moeflow.planner.choices.device_offload import computes_in_torch, device_overrides, settings_of_host, with_pipeline
+from moeflow.planner.choices.device_offload import (
+    check_pipelines,
+    computes_in_torch,
+    device_overrides,
+    settings_of_host,
+    with_pipeline,
+)
 from moeflow.planner.choices.gpu_limits import check_on_cpu, why_not_automatic, why_too_short
+from moeflow.planner.choices.offload_plan import OffloadOverrides, costs_of
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.decision import Decision
 from moeflow.planner.estimate import Estimator
 from moeflow.planner.hardware.host import HostResources, host_resources
-from moeflow.planner.host_forecast import MachineOf, unmeasured
+from moeflow.planner.host_forecast import MachineOf, Wanted, unmeasured
 from moeflow.planner.model_files import opened_model
+from moeflow.planner.offload_estimate import OffloadEstimator
+from moeflow.planner.pipeline_choice import choose_pipeline, with_device
 from moeflow.planner.usage import SERVING, Usage
 from moeflow.settings.settings import Settings, to_plain
 
@@ -34,7 +43,7 @@ class Resolved(msgspec.Struct, frozen=True):
     """A plan, and what predicts for its configuration; None where the machine's speed is not known."""
 
     plan: Plan
-    estimator: Estimator | None
+    estimator: Estimator | OffloadEstimator | None
 
     @property
     def config(self) -> EngineConfig:
@@ -107,11 +116,10 @@ def _resolve(
             usage.check(shape, settings.model)
         usage = usage.within(settings.max_model_len or shape.max_position)
         if overrides is not None:
-            on_host = settings_of_host(settings, overrides)
+            on_host = settings_of_host(settings, overrides, usage)
             in_torch = computes_in_torch(overrides)
             decision = Decision(on_host, usage, resources, checkpoint, shape, unmeasured, offloads_to_torch=in_torch)
-            config, reasons = with_pipeline(decision.config(), overrides, shape)
-            return Resolved(_plan(config, settings, usage, [*decision.reasons, *reasons]), None)
+            return _offloaded(decision, overrides, settings, machine_of)
         decision, config = _on_best_device(
             settings,
             shape,
@@ -135,6 +143,24 @@ def _resolve(
             num_replicas=decision.num_replicas,
         )
         return Resolved(estimator.complete(plan), estimator)
+
+
+def _offloaded(decision: Decision, overrides: OffloadOverrides, settings: Settings, machine_of: MachineOf) -> Resolved:
+    """Return a plan whose passes go through a pipeline, the best one where the machine's speed is known."""
+    config, usage, shape = decision.config(), decision.usage, decision.shape
+    check_pipelines(shape)
+    costs = costs_of(shape, config)
+    why: Reasons = []
+    machine = machine_of(Wanted(costs=costs, packed_file=None))
+    if machine is not None:
+        machine = with_device(machine, overrides.device)
+        overrides, why = choose_pipeline(overrides, costs, config.scheduler, machine, usage)
+    config, reasons = with_pipeline(config, overrides, shape)
+    plan = _plan(config, settings, usage, [*decision.reasons, *why, *reasons])
+    if machine is None:
+        return Resolved(plan, None)
+    estimator = OffloadEstimator(config, shape, machine)
+    return Resolved(estimator.complete(plan), estimator)
 
 
 def _on_best_device(

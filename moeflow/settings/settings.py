@@ -155,14 +155,14 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
         "choice",
         "How weights are streamed to a device that is smaller than the model.",
         choices=tuple(OFFLOADING),
-        shown_default="cgopipe",
+        shown_default="the fastest that fits",
         depends_on=("device",),
     )
     micro_batch: int | None = _device(
         "--micro-batch",
         "count",
         "Tokens of a pipeline's micro-batch.",
-        shown_default="32",
+        shown_default="the fastest that fits",
         depends_on=("device",),
     )
     resident_experts: float | None = field(  # share of experts that stays on such a device

@@ -11,10 +11,13 @@ from moeflow.bench.engine_speed import SetBackError, SpeedCase
 from moeflow.bench.plan_validation import CheckRow, PlanValidation
 from moeflow.cli.main import main
 from moeflow.cli.plan.output import check_table
+from moeflow.core.plan import plan_from_json
 from moeflow.kernels.cpu import extension
+from moeflow.planner.apply_plan import apply_plan
 from moeflow.planner.hardware import calibrate
 from moeflow.planner.hardware.hardware_json import machine_to_json
 from moeflow.planner.hardware.this_machine import machine_file
+from tests.engine.offload.offloaded_runs import config, run
 from tests.planner.examples import machine
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -40,14 +43,19 @@ def _is_as_measured(monkeypatch):
     monkeypatch.setattr(calibrate, "measure_kernels", lambda machine, *_, **__: machine)
 
 
-def checked(tmp_path, *options):
-    write_tiny_mixtral(tmp_path / "model", max_position_embeddings=256)
+def planning_shell(tmp_path, *options):
+    write_tiny_mixtral(
+        tmp_path / "model", max_position_embeddings=256, num_hidden_layers=4, num_local_experts=64, intermediate_size=64
+    )
     file = machine_file(tmp_path, 1)
     file.parent.mkdir()
     file.write_text(machine_to_json(machine(ram=2 * 10**9)))  # as if measured
     lengths = ("--prompt-len", "24", "--gen-len", "12", "--batch-size", "3", "--threads", "1")
-    shell = ["plan", str(tmp_path / "model"), "--validate", "--json", "--cache-dir", str(tmp_path), *lengths, *options]
-    done = CliRunner().invoke(main, shell)
+    return ["plan", str(tmp_path / "model"), "--json", "--cache-dir", str(tmp_path), *lengths, *options]
+
+
+def checked(tmp_path, *options):
+    done = CliRunner().invoke(main, [*planning_shell(tmp_path, *options), "--validate"])
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
@@ -61,6 +69,30 @@ def test_what_was_planned_is_run(tmp_path):
     assert list(rows) == names
     assert all(row["predicted"] > 0 and row["measured"] > 0 for row in rows.values())
     assert found["plan"]["forecast"]["policy"]["batch_size"] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+@pytest.mark.parametrize("device", ["emulated:8MiB,1", "emulated:8MiB,1,t4", "emulated:8MiB,1,torch"])
+def test_a_plan_for_an_emulated_device_is_run(tmp_path, device):
+    found = checked(tmp_path, "--device", device)
+    rows = {row["name"]: row for row in found["checked"]}
+    assert {"decode, batch 1", "decode, batch 3", "first token of 24"} <= set(rows)
+    assert all(row["predicted"] > 0 and row["measured"] > 0 for row in rows.values())
+    assert found["plan"]["config"]["offload"]["micro_batch_tokens"] <= 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+def test_a_plan_for_an_emulated_device_runs_as_printed(tmp_path):
+    shell = planning_shell(tmp_path, "--device", "emulated:8MiB,1")
+    printed = CliRunner().invoke(main, shell)
+    assert printed.exit_code == 0, printed.output
+    made = plan_from_json(printed.stdout, "printed")
+    assert made.forecast is not None
+    applied = apply_plan(made, {})
+    assert applied.config == made.config
+    assert run(applied.config, (5, 24, 17)) == run(config(tmp_path / "model"), (5, 24, 17))
 
 
 def test_a_batch_that_finds_no_room_becomes_smaller(monkeypatch):

@@ -154,7 +154,7 @@ def test_what_is_no_model_is_refused(host):
     ("device", "complaint"),
     [
         ("cuda:1", "finds no CUDA device here. Plan for a described GPU"),
-        ("emulated:1GiB,1", "plan for the processor, a GPU"),
+        ("tpu", "plan for the processor, a GPU"),
     ],
 )
 def test_devices_that_cannot_be_planned_for_are_refused(config, device, complaint, monkeypatch):
@@ -162,6 +162,11 @@ def test_devices_that_cannot_be_planned_for_are_refused(config, device, complain
     monkeypatch.setattr(planning, "host_resources", lambda *_: here)
     with pytest.raises(ConfigError, match=complaint):
         plan_for(PlanRequest(settings=Settings(model=config, device=device), usage=usage()))
+
+
+def test_a_device_that_this_machine_emulates_is_on_no_other(config, host):
+    with pytest.raises(ConfigError, match="is emulated by this machine; remove --machine"):
+        plan_for(PlanRequest(settings=Settings(model=config, device="emulated:1GiB,1"), usage=usage(), machine=host))
 
 
 def test_a_gpu_of_this_machine_is_measured_and_planned_for(config, monkeypatch, tmp_path):

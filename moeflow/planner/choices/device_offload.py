@@ -16,6 +16,7 @@ from moeflow.planner.choices.offload_plan import OffloadOverrides, costs_of, off
 from moeflow.planner.choices.processor_choice import Reasons, no_cuda
 from moeflow.planner.choices.refused_settings import PIPELINES, why_refused
 from moeflow.planner.hardware.host import HostResources
+from moeflow.planner.usage import Usage
 from moeflow.settings.settings import Settings, given_options
 
 OFFLOADED_MAX_NUM_SEQS: Final = 256  # where weights go to a device each pass: the more requests share that, the better
@@ -64,7 +65,13 @@ def computes_in_torch(overrides: OffloadOverrides) -> bool:
     return isinstance(overrides.device, CudaDeviceConfig) or overrides.device.computes_in_torch
 
 
-def settings_of_host(settings: Settings, overrides: OffloadOverrides) -> Settings:
+def check_pipelines(shape: ModelConfig) -> None:
+    """Raise ConfigError for a model that no pipeline runs."""
+    if reason := why_refused(shape, PIPELINES):
+        raise ConfigError(reason)
+
+
+def settings_of_host(settings: Settings, overrides: OffloadOverrides, usage: Usage) -> Settings:
     """Return what holds for the host of a smaller device. Raises: ConfigError for what pipelines do not do."""
     if settings.quantize is not None and computes_in_torch(overrides):
         raise ConfigError(
@@ -79,9 +86,9 @@ def settings_of_host(settings: Settings, overrides: OffloadOverrides) -> Setting
         device="cpu",
         gpu_memory_bytes=None,
         prefix_caching=False,  # or micro-batches could need blocks that others of the same pass write
-        max_num_seqs=settings.max_num_seqs or OFFLOADED_MAX_NUM_SEQS,
+        max_num_seqs=settings.max_num_seqs or usage.num_sequences or OFFLOADED_MAX_NUM_SEQS,
         max_num_batched_tokens=settings.max_num_batched_tokens
-        or max(OFFLOADED_NUM_BATCHED_TOKENS, settings.max_num_seqs or 0),
+        or max(OFFLOADED_NUM_BATCHED_TOKENS, settings.max_num_seqs or usage.num_sequences or 0),
     )
 
 
@@ -89,8 +96,6 @@ def with_pipeline(
     config: EngineConfig, overrides: OffloadOverrides, shape: ModelConfig
 ) -> tuple[EngineConfig, Reasons]:
     """Return a configuration whose passes go through a pipeline, and why. Raises: ConfigError, CapacityError."""
-    if reason := why_refused(shape, PIPELINES):
-        raise ConfigError(reason)
     costs = costs_of(shape, config)
     offload = plan_offload(overrides, costs, config.scheduler)
     if not config.cpu_isa and not offload.computes_in_torch:
@@ -101,6 +106,9 @@ def with_pipeline(
     how = f"{offload.pipeline}, in micro-batches of {offload.micro_batch_tokens} tokens"
     stay = f"{offload.num_resident_experts} of {max(shape.routing.num_experts, 1)} a layer stay on the device"
     reasons = [("pipeline", how), ("experts", stay)]
+    if offload.num_resident_kv_layers:
+        kept = f"{offload.num_resident_kv_layers} of {shape.num_layers} layers' stay on the device"
+        reasons.append(("keys and values", kept))
     if offload.cuda is None:
         return replace(config, offload=offload), reasons
     memory_bytes = offload.cuda.memory_bytes

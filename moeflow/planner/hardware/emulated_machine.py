@@ -1,0 +1,44 @@
+"""This machine with an emulated device: speeds of the description, and of this machine where that names none.
+
+An emulated device computes and copies in main memory, then waits. So nothing is faster than on this machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from moeflow.core.hardware import DEVICE, RAM, Link, LinkRate, Machine, MemoryLevel, Processor
+from moeflow.core.offload_config import EmulatedDeviceConfig
+from moeflow.planner.costs.roofline import processor_of
+
+_COPY_SHARE: Final = 0.5  # of the speed of reading: each byte is also written
+
+
+def with_emulated_device(machine: Machine, device: EmulatedDeviceConfig) -> Machine:
+    """Return a machine with the levels and links of an emulated device."""
+    speeds, ram = device.speeds, machine.level(RAM)
+    on_device = _paced(ram, speeds.device_bytes, speeds.device_flops)
+    on_device = replace(on_device, name=DEVICE, capacity_bytes=device.capacity_bytes)
+    paced = {RAM: _paced(ram, speeds.host_bytes, speeds.host_flops)}
+    rate = LinkRate(transfer_bytes=1, bytes_per_s=min(speeds.link, _COPY_SHARE * ram.read_bytes_per_s))
+    links = (Link(source=source, target=target, rates=(rate,)) for source, target in ((RAM, DEVICE), (DEVICE, RAM)))
+    return replace(
+        machine,
+        levels=(*(paced.get(level.name, level) for level in machine.levels), on_device),
+        links=(*machine.links, *links),
+        num_devices=1,
+    )
+
+
+def _paced(level: MemoryLevel, bytes_per_s: float, flops_per_s: float) -> MemoryLevel:
+    """Return a level that reads and computes at most so fast; 0: as fast as it is."""
+    if not (bytes_per_s and flops_per_s):
+        return level
+    processor = processor_of(level)
+    peaks = tuple((dtype, min(peak, flops_per_s)) for dtype, peak in processor.peak_flops_per_s)
+    return replace(
+        level,
+        read_bytes_per_s=min(level.read_bytes_per_s, bytes_per_s),
+        processor=Processor(name=processor.name, peak_flops_per_s=peaks, launch_s=processor.launch_s),
+    )

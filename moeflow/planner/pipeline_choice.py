@@ -1,0 +1,84 @@
+"""Chooses the pipeline of a device that is smaller than the model, the micro-batch, and the layers whose KV stay there.
+
+It tries configurations that the engine can run, each with as many experts on the device as fit. The cost model ranks
+them. Choices of the user stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import product
+from typing import Final
+
+import msgspec
+
+from moeflow.core.engine_config import SchedulerConfig
+from moeflow.core.errors import CapacityError
+from moeflow.core.hardware import Machine
+from moeflow.core.offload_config import DeviceConfig, EmulatedDeviceConfig
+from moeflow.core.plan import Policy
+from moeflow.kernels.on_demand import on_demand, torch
+from moeflow.planner.choices.offload_plan import OffloadOverrides, plan_offload
+from moeflow.planner.choices.processor_choice import Reasons
+from moeflow.planner.costs.cost_model import CostModel
+from moeflow.planner.costs.model_costs import ModelCosts
+from moeflow.planner.hardware.emulated_machine import with_emulated_device
+from moeflow.planner.offload_estimate import offload_policy
+from moeflow.planner.search.objective import cost_per_token, grid
+from moeflow.planner.usage import Usage
+
+with on_demand(__name__):
+    from moeflow.planner.hardware import calibrate_device
+
+MOVES_KV: Final = "flexgen"
+KEEPS_KV: Final = "zero-inference"
+CANDIDATES: Final = ("cgopipe", MOVES_KV, KEEPS_KV)  # one for each place of attention, keys and values
+KV_SHARES: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
+_STEP: Final = 1.5  # of sizes of micro-batches
+
+
+def choose_pipeline(
+    overrides: OffloadOverrides, costs: ModelCosts, limits: SchedulerConfig, machine: Machine, usage: Usage
+) -> tuple[OffloadOverrides, Reasons]:
+    """Return the fastest choices for `limits.max_num_seqs` requests of the usage, and why.
+
+    `machine` has the device. If nothing fits, the overrides stay as they are, and allocating explains.
+    """
+    model = CostModel(machine, costs, usage.workload)
+    goal = "latency" if usage.goal == "latency" else "throughput"
+    found: list[tuple[float, OffloadOverrides, Policy]] = []
+    for candidate in _candidates(overrides, limits):
+        with suppress(CapacityError):
+            policy = offload_policy(plan_offload(candidate, costs, limits), costs, limits.max_num_seqs)
+            policy = replace(policy, chunk_tokens=limits.max_num_batched_tokens)
+            found.append((cost_per_token(model, policy, goal), candidate, policy))
+    if not found:
+        return overrides, []
+    cost, best, policy = min(found, key=lambda one: one[0])
+    prediction = model.predict(policy)
+    busiest = max(prediction.busy, key=lambda name: prediction.busy[name])
+    why = f"of {len(found)} configurations that fit, the fastest for {policy.batch_size} requests: "
+    why += f"{1 / cost:.3g} tokens/s expected" if goal == "throughput" else f"{cost:.3g} s a step expected"
+    return best, [("pipeline search", f"{why}, bound by the {busiest}")]
+
+
+def _candidates(overrides: OffloadOverrides, limits: SchedulerConfig) -> Iterator[OffloadOverrides]:
+    names = CANDIDATES if overrides.pipeline is None else (overrides.pipeline,)
+    asked_size, asked_kv = overrides.micro_batch_tokens, overrides.resident_kv
+    sizes = grid(1, limits.max_num_seqs, _STEP) if asked_size is None else [asked_size]
+    for name, size in product(names, sizes):
+        if name == KEEPS_KV and asked_kv is not None and overrides.pipeline is None:
+            continue  # flexgen has that share, too
+        shares = KV_SHARES if name == MOVES_KV and asked_kv is None else (asked_kv,)
+        for share in shares:
+            yield msgspec.structs.replace(overrides, pipeline=name, micro_batch_tokens=size, resident_kv=share)
+
+
+def with_device(machine: Machine, device: DeviceConfig) -> Machine:
+    """Return a machine with the device. Blocks: for about a second on a GPU, which is measured."""
+    if isinstance(device, EmulatedDeviceConfig):
+        return with_emulated_device(machine, device)
+    level, *links = calibrate_device.measure_device(torch.device(device.name), device.memory_bytes)
+    return replace(machine, levels=(*machine.levels, level), links=(*machine.links, *links), num_devices=1)
