@@ -59,9 +59,9 @@ def choose_pipeline(
     cost, best, policy = min(found, key=lambda one: one[0])
     prediction = model.predict(policy)
     busiest = max(prediction.busy, key=lambda name: prediction.busy[name])
-    why = f"of {len(found)} configurations that fit, the fastest for {policy.batch_size} requests: "
-    why += f"{1 / cost:.3g} tokens/s expected" if goal == "throughput" else f"{cost:.3g} s a step expected"
-    return best, [("pipeline search", f"{why}, bound by the {busiest}")]
+    speed = f"{1 / cost:.3g} tokens/s" if goal == "throughput" else f"{cost:.3g} s a step"
+    why = f"{len(found)} that fit: the fastest for {policy.batch_size} requests, {speed} expected, bound by {busiest}"
+    return best, [("pipelines tried", why)]
 
 
 def _candidates(overrides: OffloadOverrides, limits: SchedulerConfig) -> Iterator[OffloadOverrides]:

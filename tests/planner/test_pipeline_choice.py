@@ -64,7 +64,7 @@ def test_no_other_choice_that_fits_is_faster(size, link):
                 except CapacityError:
                     continue
     ((decision, text),) = why
-    assert decision == "pipeline search"
+    assert decision == "pipelines tried"
     assert "the fastest for 64 requests" in text
 
 
@@ -126,7 +126,7 @@ def test_a_start_with_a_device_searches_and_says_why(model):
     where = "emulated:8MiB,0.001"
     plan = resolved(model, device=where).plan
     reasons = dict(plan.reasons)
-    assert "the fastest for 16 requests" in reasons["pipeline search"]
+    assert "the fastest for 16 requests" in reasons["pipelines tried"]
     assert plan.forecast is not None
     policy, offload = plan.forecast.policy, plan.config.offload
     assert policy.micro_batch == offload.micro_batch_tokens

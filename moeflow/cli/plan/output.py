@@ -67,6 +67,8 @@ def policy_table(plan: Plan) -> Table:
     if plan.num_replicas > 1:
         rows.append(("replicas", f"{plan.num_replicas}", _why(plan, "replicas")))
     rows.append(("pipeline", plan.pipeline, _summary(plan.pipeline)))
+    if why := dict(plan.reasons).get("pipelines tried", ""):
+        rows.append(("configurations tried", why.partition(" ")[0], _why(plan, "pipelines tried")))
     rows.append(("weights", config.weight_format, _why(plan, "weights")))
     if _has_device(plan):
         rows += _device_rows(plan)
