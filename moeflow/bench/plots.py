@@ -25,8 +25,10 @@ TASK_COLOURS = {
     "load_hidden": "#6a3d9a",
     "weights_to_device": "#b2df8a",
     "weights_to_pinned": "#8dd3c7",
+    "kv_to_pinned": "#8dd3c7",
     "load_kv": "#33a02c",
     "store_kv": "#e78ac3",
+    "save_kv": "#e78ac3",
 }
 MAX_RANGES = 6  # of lengths, each with its own quantiles
 MIN_IN_RANGE = 10  # requests: fewer have no 90th percentile to speak of

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from moeflow.pipeline.offloading import NUM_WINDOWS, OP_LANES
 from moeflow.pipeline.task import COMPUTE, Task
 
-_ON_DEVICE: Final = {"offload_qkv": "load_kv", "cpu_attention": "device_attention", "load_hidden": "store_kv"}
+_MOVED: Final = ("offload_qkv", "cpu_attention", "load_hidden")
 
 
 def attending_on_device(
@@ -28,17 +28,17 @@ def attending_on_device(
     """
     moving = _Moving()
     for task in tasks:
-        if task.op not in _ON_DEVICE:
-            yield moving.numbered(task, task.op, task.lane)
+        if task.op not in _MOVED:
+            yield moving.placed(task, task.op, moving.inputs(task))
             continue
         assert task.layer is not None
         assert task.micro_batch is not None
         if is_resident(task.layer):
             yield from moving.without_transfers(task)
         elif is_on_device(task.micro_batch):
-            yield moving.through_window(task)
+            yield from moving.through_window(task)
         else:
-            yield moving.numbered(task, task.op, task.lane)
+            yield moving.placed(task, task.op, moving.inputs(task))
 
 
 class _Moving:
@@ -50,31 +50,40 @@ class _Moving:
         self._loads: list[int] = []
         self._attended: list[int] = []  # over loaded blocks
 
-    def numbered(self, task: Task, op: str, lane: str, also_after: Iterable[int] = ()) -> Task:
-        """Return a task with a new number, and record it."""
-        after = dict.fromkeys((*(self._stand_ins[number] for number in task.after), *also_after))
+    def inputs(self, task: Task) -> list[int]:
+        """Return the numbers of the tasks that a task of the pipeline comes after."""
+        return [self._stand_ins[number] for number in task.after]
+
+    def placed(self, task: Task, op: str, after: Iterable[int]) -> Task:
+        """Return a task with the next number in the place of a task of the pipeline."""
         number, self._next_id = self._next_id, self._next_id + 1
         self._stand_ins[task.id] = number
-        return replace(task, id=number, op=op, lane=lane, after=tuple(after))
+        return replace(task, id=number, op=op, lane=OP_LANES.get(op, COMPUTE), after=tuple(dict.fromkeys(after)))
 
     def without_transfers(self, task: Task) -> Iterator[Task]:
         """Yield attention over resident blocks; drop transfers."""
         if task.op == "cpu_attention":
-            yield self.numbered(task, "device_attention", COMPUTE)
+            yield self.placed(task, "device_attention", self.inputs(task))
         else:
-            self._stand_ins[task.id] = self._stand_ins[task.after[0]]
+            (self._stand_ins[task.id],) = self.inputs(task)
 
-    def through_window(self, task: Task) -> Task:
-        """Return the task that takes the place of one where the host attends; two windows take turns."""
-        op = _ON_DEVICE[task.op]
-        also_after: list[int] = []
-        if op == "load_kv":
-            number = len(self._loads)
-            also_after = self._loads[-1:] + ([self._attended[number - NUM_WINDOWS]] if number >= NUM_WINDOWS else [])
-            self._loads.append(self._next_id)
-        elif op == "device_attention":
-            self._attended.append(self._next_id)
-        moved = self.numbered(task, op, OP_LANES.get(op, COMPUTE), also_after)
-        if op == "store_kv":
-            self._stand_ins[task.id] = self._stand_ins[task.after[0]]
-        return moved
+    def through_window(self, task: Task) -> Iterator[Task]:
+        """Yield the tasks that take the place of one where the host attends; two windows take turns."""
+        if task.op == "offload_qkv":
+            before, sent = self.inputs(task), self._loads[-NUM_WINDOWS:]
+            freed = self._attended[len(self._loads) - NUM_WINDOWS :][:1] if len(sent) == NUM_WINDOWS else []
+            gathered = self.placed(task, "kv_to_pinned", [*before, *sent[: len(freed)]])
+            yield gathered
+            loaded = self.placed(task, "load_kv", [gathered.id, *sent[-1:], *freed])
+            self._loads.append(loaded.id)
+            yield loaded
+        elif task.op == "cpu_attention":
+            attended = self.placed(task, "device_attention", self.inputs(task))
+            self._attended.append(attended.id)
+            yield attended
+        else:
+            (attended_id,) = self.inputs(task)
+            stored = self.placed(task, "store_kv", [attended_id])
+            yield stored
+            yield self.placed(task, "save_kv", [stored.id])
+            self._stand_ins[task.id] = attended_id

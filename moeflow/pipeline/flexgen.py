@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moeflow.pipeline.offloading import OP_LANES, LayerWeights, attention_on_host
+from moeflow.pipeline.offloading import OP_LANES, LayerWeights, attention_on_host, store_kv
 from moeflow.pipeline.task import Task, TaskMaker
 
 
@@ -39,9 +39,10 @@ def flexgen(num_layers: int, num_micro_batches: int, *, is_warm: bool = False, w
 
     def load_kv(number: int) -> Iterator[Task]:
         if number < len(places):
-            freed = attended[number - 2] if number >= 2 else None
-            loads.append(make("load_kv", *places[number], after=[freed]))
-            yield loads[-1]
+            freed, sent = (attended[number - 2], loads[number - 2]) if number >= 2 else (None, None)
+            gathered = make("kv_to_pinned", *places[number], after=[sent])
+            loads.append(make("load_kv", *places[number], after=[gathered, freed]))
+            yield from (gathered, loads[-1])
 
     yield from weights.load(0)
     yield from load_kv(0)
@@ -52,7 +53,7 @@ def flexgen(num_layers: int, num_micro_batches: int, *, is_warm: bool = False, w
         projected = make("pre_attention", layer, micro_batch, after=[weights.last_page(layer), last])
         attended.append(make("device_attention", layer, micro_batch, after=[loads[number], projected]))
         yield from (projected, attended[-1])
-        yield make("store_kv", layer, micro_batch, after=[projected])
+        yield from store_kv(make, layer, micro_batch, projected)
         last = make("post_attention", layer, micro_batch, after=[attended[-1]])
         yield last
         weights.used_up(layer, last)

@@ -23,7 +23,9 @@ NUM_WINDOWS: Final = 2  # blocks of keys and values on their way to the device, 
 OP_LANES: Final = {  # of all ops except the device's own
     "cpu_attention": HOST,
     "host_experts": HOST,
+    "save_kv": HOST,
     "weights_to_pinned": HOST_TO_PINNED,
+    "kv_to_pinned": HOST_TO_PINNED,
     "weights_to_device": HOST_TO_DEVICE,
     "load_hidden": HOST_TO_DEVICE,
     "load_kv": HOST_TO_DEVICE,
@@ -99,6 +101,12 @@ class LayerWeights:
     def used_up(self, layer: int, by: Task) -> None:
         """Record a task that uses a layer; the last recorded one comes after all others."""
         self._last_uses[layer] = by
+
+
+def store_kv(make: TaskMaker, layer: int, micro_batch: int, projected: Task) -> list[Task]:
+    """Return the transfer of new keys and values to the host, and their storage there."""
+    stored = make("store_kv", layer, micro_batch, after=[projected])
+    return [stored, make("save_kv", layer, micro_batch, after=[stored])]
 
 
 def attention_on_host(make: TaskMaker, layer: int, micro_batch: int, after: Iterable[Task | None]) -> list[Task]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from moeflow.pipeline.offloading import OP_LANES, LayerWeights
+from moeflow.pipeline.offloading import OP_LANES, LayerWeights, store_kv
 from moeflow.pipeline.task import Task, TaskMaker
 
 
@@ -26,7 +26,7 @@ def zero_inference(
             attended = make("device_attention", layer, micro_batch, after=[projected])
             yield from (projected, attended)
             if stores_kv:
-                yield make("store_kv", layer, micro_batch, after=[projected])
+                yield from store_kv(make, layer, micro_batch, projected)
             last = make("post_attention", layer, micro_batch, after=[attended])
             yield last
             weights.used_up(layer, last)

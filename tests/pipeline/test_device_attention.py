@@ -18,7 +18,8 @@ MAKERS = {name: each.make_tasks for name, each in PIPELINES.items() if each.atte
     "sharing": cgopipe_sharing
 }
 HOST = ["pre_attention", "offload_qkv", "cpu_attention", "load_hidden"]
-WINDOW = ["pre_attention", "load_kv", "device_attention"]
+WINDOW = ["pre_attention", "kv_to_pinned", "load_kv", "device_attention"]
+STORE = ["pre_attention", "store_kv", "save_kv"]
 RESIDENT = ["pre_attention", "device_attention"]
 
 
@@ -39,16 +40,18 @@ def test_each_stage_comes_once_and_where_it_should(name, num_layers, num_residen
         place = (layer, micro_batch)
         here = {task.op: task for task in tasks if (task.layer, task.micro_batch) == place}
         chain = RESIDENT if layer < num_resident else WINDOW if on_device[micro_batch] else HOST
-        found = set(here) & {*HOST, *WINDOW, "store_kv"}
-        assert found == {*chain, *(["store_kv"] if chain == WINDOW else [])}
+        found = set(here) & {*HOST, *WINDOW, *STORE}
+        assert found == {*chain, *(STORE if chain == WINDOW else [])}
         assert all(one in before[two] for one, two in itertools.pairwise([here[op].id for op in [*chain, last_op]]))
         if chain == WINDOW:
-            assert here["pre_attention"].id in before[here["store_kv"].id]
+            assert all(one in before[two] for one, two in itertools.pairwise([here[op].id for op in STORE]))
             assert here["store_kv"].id not in before[here[last_op].id]
-    loads, uses = ([task.id for task in tasks if task.op == op] for op in ("load_kv", "device_attention"))
+    ops = ("kv_to_pinned", "load_kv", "device_attention")
+    gathered, loads, uses = ([task.id for task in tasks if task.op == op] for op in ops)
     uses = [number for number in uses if tasks[number].layer >= num_resident]
     assert all(one in before[two] for one, two in itertools.pairwise(loads))
     assert all(use in before[load] for use, load in zip(uses, loads[2:], strict=False))
+    assert all(load in before[one] for load, one in zip(loads, gathered[2:], strict=False))
 
 
 @pytest.mark.parametrize("name", MAKERS)

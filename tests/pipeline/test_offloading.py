@@ -22,11 +22,16 @@ LANES = {
     "cpu_attention": "host",
     "load_hidden": "host_to_device",
     "load_kv": "host_to_device",
+    "kv_to_pinned": "host_to_pinned",
+    "save_kv": "host",
     "weights_to_device": "host_to_device",
     "offload_qkv": "device_to_host",
     "store_kv": "device_to_host",
     "weights_to_pinned": "host_to_pinned",
 }
+
+
+FOR_WINDOWS = ["kv_to_pinned", "load_kv", "store_kv", "save_kv"]
 
 
 class Stream:
@@ -71,7 +76,7 @@ def test_every_pipeline_does_the_same_work(sizes):
         pages = list(range(num_micro_batches)) if pipeline.is_paged else [None]
         for op in ("weights_to_pinned", "weights_to_device"):
             assert Counter(stream.places(op)) == Counter((layer, page) for layer in loads for page in pages)
-        moved = ["offload_qkv", "load_hidden"] if pipeline.attends_on_host else ["load_kv", "store_kv"]
+        moved = ["offload_qkv", "load_hidden"] if pipeline.attends_on_host else FOR_WINDOWS
         expected = {attention, "pre_attention", "post_attention"} | (set(moved) if pipeline.has_kv_on_host else set())
         assert set(stream.by_op) - {"weights_to_pinned", "weights_to_device"} == expected
 
@@ -122,8 +127,10 @@ def test_two_layers_fit_on_the_device_and_two_pages_are_pinned(name, sizes):
 @given(SIZES)
 def test_keys_and_values_of_two_micro_batches_fit_on_the_device(sizes):
     stream = Stream("flexgen", *sizes)
-    loads, uses = stream.by_op["load_kv"], stream.by_op["device_attention"]
+    gathered, loads, uses = (stream.by_op[op] for op in ("kv_to_pinned", "load_kv", "device_attention"))
     assert all(stream.is_before(use, load) for use, load in zip(uses, loads[2:], strict=False))
+    assert all(stream.is_before(one, load) for one, load in zip(gathered, loads, strict=True))
+    assert all(stream.is_before(load, one) for load, one in zip(loads, gathered[2:], strict=False))
 
 
 def algorithm_1(num_layers, num_micro_batches):
@@ -173,10 +180,11 @@ def test_a_prefill_also_stores_keys_and_values(sizes):
     num_layers, num_micro_batches, is_warm, wraps = sizes
     plain = zero_inference(num_layers, num_micro_batches, is_warm=is_warm, wraps=wraps)
     full = list(checked(zero_inference(num_layers, num_micro_batches, is_warm=is_warm, wraps=wraps, stores_kv=True)))
-    ops = [(task.op, task.layer, task.micro_batch) for task in full if task.op != "store_kv"]
+    ops = [(task.op, task.layer, task.micro_batch) for task in full if "_kv" not in task.op]
     assert ops == [(task.op, task.layer, task.micro_batch) for task in plain]
-    stores = [task for task in full if task.op == "store_kv"]
-    assert [full[task.after[0]].op for task in stores] == ["pre_attention"] * num_layers * num_micro_batches
+    for op, before in (("store_kv", "pre_attention"), ("save_kv", "store_kv")):
+        found = [full[task.after[0]].op for task in full if task.op == op]
+        assert found == [before] * num_layers * num_micro_batches
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -51,10 +51,11 @@ class DividedExpertOps(OffloadOps):
             return Cost()
         tensors, border = micro_batch.tensors, self._share.borders[layer]
         routed = RoutedTokens(*(tensors.pop(f"host_{name}") for name in RoutedTokens._fields))
-        is_hosted = routed.topk_ids < border
-        rows = is_hosted.any(dim=1).nonzero().flatten()
-        micro_batch.num_hosted_pairs = int(is_hosted.sum())
-        num_distinct = int(torch.bincount(routed.topk_ids[is_hosted]).count_nonzero())
+        with self._device.computing_on_host(0, 0):
+            is_hosted = routed.topk_ids < border
+            rows = is_hosted.any(dim=1).nonzero().flatten()
+            micro_batch.num_hosted_pairs = int(is_hosted.sum())
+            num_distinct = int(torch.bincount(routed.topk_ids[is_hosted]).count_nonzero())
         cost = self._experts_cost(micro_batch.num_hosted_pairs, num_distinct)
         experts = self._model.layers[layer].movable_experts
         assert experts is not None

@@ -70,7 +70,8 @@ class MicroBatch:
     tensors: dict[str, Tensor] = field(default_factory=dict)  # "hidden", "attended", ...
     routed: RoutedTokens | None = None  # on the device, in a pass where the host has a share of the experts
     num_hosted_pairs: int = 0  # tokens and experts that the host computes at this layer
-    unsaved_qkv: dict[int, Tensor] = field(default_factory=dict)  # by layer: the host has yet to get K and V of them
+    new_kv: dict[int, Tensor] = field(default_factory=dict)  # by layer: projected, to go to the host
+    new_kv_on_host: dict[int, Tensor] = field(default_factory=dict)  # likewise: to be stored there
 
     @property
     def num_tokens(self) -> int:

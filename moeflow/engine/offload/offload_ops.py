@@ -79,16 +79,19 @@ class OffloadOps:
             "cpu_attention": self._cpu_attention,
             "load_hidden": self._load_hidden,
             "post_attention": self._post_attention,
+            "kv_to_pinned": self._kv_to_pinned,
             "load_kv": self._load_kv,
             "device_attention": self._device_attention,
             "store_kv": self._store_kv,
+            "save_kv": self._save_kv,
             "attention": self._attention,
         }
 
     # Weights:
 
     def _weights_to_pinned(self, task: Task) -> Cost:
-        return Cost(self._weights.stage(_layer(task), task.micro_batch))
+        with self._device.computing_on_host(0, 0):
+            return Cost(self._weights.stage(_layer(task), task.micro_batch))
 
     def _weights_to_device(self, task: Task) -> Cost:
         start = perf_counter()
@@ -97,7 +100,8 @@ class OffloadOps:
         return Cost(num_bytes)
 
     def _load_weights(self, task: Task) -> Cost:
-        self._weights.stage(_layer(task))
+        with self._device.computing_on_host(0, 0):
+            self._weights.stage(_layer(task))
         return Cost(self._weights.load(_layer(task)))
 
     # On the device:
@@ -109,7 +113,9 @@ class OffloadOps:
                 tensors["hidden"] = self._model.embed_at(micro_batch.token_ids, micro_batch.positions)
             tensors["qkv"] = self._model.layers[layer].pre_attention(tensors["hidden"])
             if micro_batch.attends_on_device and not self._kv.is_resident(layer):
-                micro_batch.unsaved_qkv[layer] = tensors["qkv"].clone()  # attention uses it up
+                heads = self._attentions[layer].heads
+                kv = tensors["qkv"][:, heads.num_heads * heads.head_dim :]
+                micro_batch.new_kv[layer] = kv.clone()  # attention uses it up
         return cost
 
     def _post_attention(self, layer: int, micro_batch: MicroBatch) -> Cost:
@@ -167,30 +173,46 @@ class OffloadOps:
         micro_batch.tensors["attended"] = self._device.to_device(attended)
         return Cost(attended.nbytes)
 
+    def _kv_to_pinned(self, layer: int, micro_batch: MicroBatch) -> Cost:
+        if self._kv.is_resident(layer):
+            return Cost()
+        with self._device.computing_on_host(0, 0):
+            return Cost(self._kv.gather(layer, micro_batch.number, micro_batch.copied_blocks))
+
     def _load_kv(self, layer: int, micro_batch: MicroBatch) -> Cost:
         if self._kv.is_resident(layer):
             return Cost()
-        return Cost(self._kv.load(layer, micro_batch.number, micro_batch.copied_blocks))
+        return Cost(self._kv.load(layer, micro_batch.number, len(micro_batch.copied_blocks)))
 
     def _store_kv(self, layer: int, micro_batch: MicroBatch) -> Cost:
-        """Copy new projected keys and values to the host, which rotates and stores them."""
+        """Copy new projected keys and values to the host."""
         if self._kv.is_resident(layer):
             return Cost()
-        qkv, places, attention = micro_batch.unsaved_qkv.pop(layer), micro_batch.on_host, self._on_host[layer]
+        new = self._device.to_host(micro_batch.new_kv.pop(layer))
+        micro_batch.new_kv_on_host[layer] = new
+        return Cost(new.nbytes)
+
+    def _save_kv(self, layer: int, micro_batch: MicroBatch) -> Cost:
+        """Rotate and store what came to the host."""
+        if self._kv.is_resident(layer):
+            return Cost()
+        new, places, attention = micro_batch.new_kv_on_host.pop(layer), micro_batch.on_host, self._on_host[layer]
         first = attention.heads.num_heads * attention.heads.head_dim
-        new = self._device.to_host(qkv[:, first:])
-        on_host = torch.zeros(qkv.shape)
-        on_host[:, first:] = new
-        attention.store(self._kv.layer(layer), on_host, places.rotary, places.attention)
+        with self._device.computing_on_host(0, 0):
+            qkv = torch.zeros(len(new), first + new.shape[1])
+            qkv[:, first:] = new
+            attention.store(self._kv.layer(layer), qkv, places.rotary, places.attention)
         return Cost(new.nbytes)
 
     # For the plain twin:
 
     def _attention(self, layer: int, micro_batch: MicroBatch) -> Cost:
         if micro_batch.attends_on_device or self._kv.is_resident(layer):
+            self._kv_to_pinned(layer, micro_batch)
             self._load_kv(layer, micro_batch)
             cost = self._device_attention(layer, micro_batch)
             self._store_kv(layer, micro_batch)
+            self._save_kv(layer, micro_batch)
             return cost
         self._offload_qkv(layer, micro_batch)
         cost = self._cpu_attention(layer, micro_batch)

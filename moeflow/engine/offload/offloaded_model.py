@@ -42,6 +42,7 @@ from moeflow.pipeline.task import Task
 from moeflow.planner.choices.offload_plan import activation_bytes, costs_of
 
 LANES: Final = (HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, HOST_TO_PINNED)  # in addition to the computing one
+LAUNCHED: Final = (HOST_TO_DEVICE, DEVICE_TO_HOST)  # of these, streams of a device that launches
 
 
 class OffloadedModel:
@@ -74,8 +75,9 @@ class OffloadedModel:
         )
         self._costs = costs
         self._is_warm = False
-        self._lanes = {name: Lane(name, trace=trace) for name in LANES}
-        self._executor = Executor(self._ops.by_name(), self._lanes, trace=trace)
+        launching = LAUNCHED if self.device.launches else ()
+        self._lanes = {name: Lane(name, trace=trace) for name in LANES if name not in launching}
+        self._executor = Executor(self._ops.by_name(), self._lanes, launching=launching, trace=trace)
 
     def __call__(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
         """Do as `CausalLM` does: return the hidden states after the final norm; writes K and V of every token.

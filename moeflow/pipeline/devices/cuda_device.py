@@ -1,8 +1,8 @@
 """A CUDA device with a limit on its memory: streams for computing and for each direction of the link.
 
-A copy waits for its own event in the lane's thread. Computing is only launched; successors on other streams wait for
-the event at its end, as given by the tasks' dependencies. Tests check the order of launches with a stand-in for
-`torch.cuda`.
+Copies and computing are only launched. Successors on other streams wait for the event at their end, as given by the
+tasks' dependencies; successors on the host wait for it in their thread. Tests check the order of launches with a
+stand-in for `torch.cuda`.
 
 Large buffers of the host are plain memory that CUDA page-locks: torch's own allocator of page-locked memory rounds
 sizes up to powers of two.
@@ -15,6 +15,8 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
+from itertools import count
+from operator import itemgetter
 from typing import Any, Final
 
 import torch
@@ -35,13 +37,16 @@ _LEAST_PINNED_BYTES: Final = 2 * MIB  # from which on memory has pages of its ow
 class CudaDevice:
     """An `OffloadDevice` with a GPU."""
 
+    launches = True
+
     def __init__(self, config: CudaDeviceConfig, cuda: Any = torch.cuda) -> None:
         """`cuda` makes streams and events; tests pass a stand-in."""
         self.torch_device = torch.device(config.name)
         self.memory = DeviceMemory(config.name, config.capacity_bytes)
         self._cuda = cuda
         self._up, self._down, self._compute = (cuda.Stream(self.torch_device) for _ in range(3))
-        self._computed: dict[int, Any] = {}  # by task: the event at its end
+        self._ends: dict[int, _Ends] = {}  # by task
+        self._numbers = count()
         self._now = _Now()
 
     def allocate(self, num_bytes: int, purpose: str) -> Tensor:
@@ -91,19 +96,17 @@ class CudaDevice:
             return torch.from_numpy(memory)[:num_bytes]
 
     def upload(self, target: Tensor, source: Tensor) -> None:
-        """Copy to the device. Blocks: until it has arrived."""
-        with self._launching(self._up) as end:
+        """Launch a copy to the device."""
+        with self._launching(self._up):
             target.copy_(source, non_blocking=True)
-        end.synchronize()
 
     def download(self, target: Tensor, source: Tensor) -> None:
-        """Copy from the device. Blocks: until it has arrived."""
-        with self._launching(self._down) as end:
+        """Launch a copy from the device."""
+        with self._launching(self._down):
             target.copy_(source, non_blocking=True)
-        end.synchronize()
 
     def to_device(self, source: Tensor) -> Tensor:
-        """Return a copy on the device. Blocks: until it has arrived."""
+        """Return a copy on the device, which is launched."""
         pinned = torch.empty(source.shape, dtype=source.dtype, pin_memory=self._has_pinned).copy_(source)
         target = torch.empty(source.shape, dtype=source.dtype, device=self.torch_device)
         self.upload(target, pinned)
@@ -115,9 +118,10 @@ class CudaDevice:
         tensor.record_stream(stream)
 
     def to_host(self, source: Tensor) -> Tensor:
-        """Return a copy in page-locked memory. Blocks: until it has arrived."""
+        """Return a copy in page-locked memory, which is launched."""
         target = torch.empty(source.shape, dtype=source.dtype, pin_memory=self._has_pinned)
         self.download(target, source)
+        self._record(source, self._down)
         return target
 
     @contextmanager
@@ -128,29 +132,36 @@ class CudaDevice:
             f"{format_bytes(self.memory.used_bytes)} of {format_bytes(self.memory.capacity_bytes)} are in use. "
             "Take smaller micro-batches (--micro-batch) or fewer tokens in a pass, or allow more of its memory"
         )
-        with too_small, self._launching(self._compute) as end:
+        with too_small, self._launching(self._compute):
             yield
-        if self._now.task is not None:
-            self._computed[self._now.task] = end
 
     def computing_on_host(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
-        """Return a `with` block that does nothing: the host needs no emulation."""
+        """Return a `with` block for the host. Blocks: until the task's inputs, and all that it launched, are there."""
+        for _, end in self._now.pending.values():
+            end.synchronize()
+        self._now.pending = {}
         return nullcontext()
 
     @contextmanager
     def ordered(self, task: int, after: Sequence[int]) -> Iterator[None]:
-        """Return a `with` block whose copies and computing wait, on their streams, for the computing of tasks."""
-        self._now.task = task
-        self._now.after = [self._computed[number] for number in after if number in self._computed]
+        """Return a `with` block whose copies and computing wait, on their streams, for the work of tasks.
+
+        A task's end is that of its own launches. A task without any ends with its inputs.
+        """
+        pending: _Ends = {}
+        for number in after:
+            for stream, end in self._ends.get(number, {}).items():
+                pending[stream] = max(pending.get(stream, end), end, key=itemgetter(0))
+        self._now.pending = pending
         try:
             yield
         finally:
-            self._now.task, self._now.after = None, []
+            self._ends[task], self._now.pending = self._now.pending, {}
 
     def synchronize(self) -> None:
         """Wait until all work is done, and clear the tasks. Blocks."""
         self._cuda.synchronize(self.torch_device)
-        self._computed.clear()
+        self._ends.clear()
 
     @property
     def _has_pinned(self) -> bool:
@@ -160,15 +171,20 @@ class CudaDevice:
     def _launching(self, stream: Any) -> Iterator[Any]:
         """Launch the block on a stream, after the task's inputs; yield the event at its end."""
         end = self._cuda.Event(blocking=True)
-        for before in self._now.after:
-            stream.wait_event(before)
+        for other, (_, before) in self._now.pending.items():
+            if other is not stream:
+                stream.wait_event(before)
         with self._cuda.stream(stream):
             yield end
         end.record(stream)
+        self._now.pending = {stream: (next(self._numbers), end)}
 
 
 class _Now(threading.local):
     """The task of a thread."""
 
-    task: int | None = None
-    after: Sequence[Any] = ()  # events
+    def __init__(self) -> None:
+        self.pending: _Ends = {}  # work that the next launch, or the host, waits for
+
+
+_Ends = dict[Any, tuple[int, Any]]  # by stream: number and event of the end of the latest work

@@ -24,6 +24,8 @@ from moeflow.pipeline.devices.pace import Pace
 class EmulatedDevice:
     """An `OffloadDevice` in main memory."""
 
+    launches = False
+
     def __init__(self, config: EmulatedDeviceConfig) -> None:
         self.memory = DeviceMemory("the emulated device", config.capacity_bytes)
         self.speeds = config.speeds

@@ -1,7 +1,8 @@
 """The interface of a device with less memory than the model: bytes within a cap, and copies to and from it.
 
-A copy blocks its caller, a thread of a lane. Its task ends when the bytes have arrived, and tasks overlap because lanes
-do. Computing may continue after its `with` block: with `ordered`, successors wait for it on the device.
+Where copies block, each lane has a thread, and tasks overlap because lanes do. Where a device launches work, one thread
+launches copies and computing: within `ordered`, they wait on the device for the work of other tasks. The host waits
+where it computes with what came.
 Source: MoE-Lightning 4.1 (transfers in one direction are sequential, directions are independent) and A.1.
 """
 
@@ -29,6 +30,10 @@ class OffloadDevice(Protocol):
     def torch_device(self) -> torch.device:
         """Torch's name of the device."""
 
+    @property
+    def launches(self) -> bool:
+        """Whether copies and computing are only launched."""
+
     def allocate(self, num_bytes: int, purpose: str) -> Tensor:
         """Return zeros [num_bytes] uint8 on the device. Raises: CapacityError."""
 
@@ -39,31 +44,34 @@ class OffloadDevice(Protocol):
         """Return zeros [num_bytes] uint8 on the host that the link reads at full speed. Raises: CapacityError."""
 
     def upload(self, target: Tensor, source: Tensor) -> None:
-        """Copy from pinned memory to the device. Blocks: until it has arrived."""
+        """Copy from pinned memory to the device. Blocks: until it has arrived, unless the device launches."""
 
     def download(self, target: Tensor, source: Tensor) -> None:
-        """Copy from the device to the host. Blocks: until it has arrived."""
+        """Copy from the device to the host. Blocks: as `upload`."""
 
     def to_device(self, source: Tensor) -> Tensor:
-        """Return a copy on the device. Blocks: until it has arrived."""
+        """Return a copy on the device. Blocks: as `upload`."""
 
     def to_host(self, source: Tensor) -> Tensor:
-        """Return a copy on the host. Blocks: until it has arrived."""
+        """Return a copy on the host. Blocks: as `upload`."""
 
     def computing(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
         """Return a `with` block for work on the device that reads so many bytes. Raises: CapacityError."""
 
     def ordered(self, task: int, after: Sequence[int]) -> AbstractContextManager[None]:
-        """Return a `with` block for a task of a pass: its work on the device waits for the computing of other tasks.
+        """Return a `with` block for a task of a pass: its work on the device waits for that of other tasks.
 
         `after` has the numbers of tasks whose blocks have ended.
         """
 
     def synchronize(self) -> None:
-        """Wait until all computing is done, and clear the tasks. Blocks."""
+        """Wait until all work is done, and clear the tasks. Blocks."""
 
     def computing_on_host(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
-        """Return the same for work on the host's processor."""
+        """Return the same for work on the host's processor.
+
+        Blocks: until all that the task comes after, and all that it launched, is done.
+        """
 
 
 class DeviceMemory:

@@ -74,12 +74,14 @@ class OffloadedKV:
         purpose = "two micro-batches' keys and values"
         self._windows = [device.allocate(window_bytes, purpose) for _ in range(num_windows)]
         self._staging = [device.allocate_pinned(window_bytes) for _ in self._windows]
-        self._num_loads = 0
+        self._num_gathered = 0
+        self._gathered: dict[tuple[int, int], int] = {}  # the number of its buffer and window
         self._loaded: dict[tuple[int, int], KVBlocks] = {}
 
     def begin_pass(self, host: KVStorage) -> None:
         """Take the storage on the host, and clear the windows of a failed pass."""
         self._host = host
+        self._gathered.clear()
         self._loaded.clear()
 
     def is_resident(self, layer: int) -> bool:
@@ -92,17 +94,24 @@ class OffloadedKV:
         assert storage is not None
         return storage.layer(layer)
 
-    def load(self, layer: int, micro_batch: int, blocks: Tensor) -> int:
-        """Copy blocks of a layer into the next window, one after another; return the bytes copied.
+    def gather(self, layer: int, micro_batch: int, blocks: Tensor) -> int:
+        """Copy blocks of a layer into the next page-locked buffer, one after another; return the bytes copied.
 
-        Shapes: blocks [n] int64. Blocks: until they have arrived. A window is reused after two loads.
+        Shapes: blocks [n] int64. A buffer, and the window that goes with it, are reused after two calls.
         """
-        number, self._num_loads = self._num_loads % NUM_WINDOWS, self._num_loads + 1
+        number, self._num_gathered = self._num_gathered % NUM_WINDOWS, self._num_gathered + 1
         block_bytes = self._shape.block_bytes(layer)
-        window, num_bytes = self._windows[number], len(blocks) * block_bytes
+        num_bytes = len(blocks) * block_bytes
         staged = self._staging[number][:num_bytes].view(len(blocks), block_bytes)
         torch.index_select(self.layer(layer).storage.view(-1, block_bytes), 0, blocks, out=staged)
-        self._device.upload(window[:num_bytes], staged.view(-1))
+        self._gathered[layer, micro_batch] = number
+        return num_bytes
+
+    def load(self, layer: int, micro_batch: int, num_blocks: int) -> int:
+        """Copy so many gathered blocks to their window; return the bytes copied."""
+        number, num_bytes = self._gathered.pop((layer, micro_batch)), num_blocks * self._shape.block_bytes(layer)
+        window = self._windows[number]
+        self._device.upload(window[:num_bytes], self._staging[number][:num_bytes])
         self._loaded[layer, micro_batch] = self._shape.window(window, self._window_blocks, layer)
         return num_bytes
 

@@ -1,13 +1,14 @@
 """Runs a stream of tasks on lanes, by the rules of `ready_tasks.py`.
 
-The calling thread is the lane `COMPUTE`, so its tasks cost no change of threads. A thread that finishes a task starts
-the tasks that waited for it. Only the caller reads the stream. The executor does not know the data of an op.
+The calling thread is the lane `COMPUTE`, so its tasks cost no change of threads. It also runs lanes whose tasks only
+launch work: such a task is finished when its work is launched. A thread that finishes a task starts the tasks that
+waited for it. Only the caller reads the stream. The executor does not know the data of an op.
 Source: ExpertFlow 3.2 and 3.5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from queue import SimpleQueue
 from time import perf_counter_ns
@@ -41,21 +42,27 @@ class Executor:
         ops: Mapping[str, Op],
         lanes: Mapping[str, Lane],
         *,
+        launching: Collection[str] = (),
         window: int = WINDOW,
         trace: Trace | None = None,
     ) -> None:
-        """At most `window` tasks are unfinished at once. The caller runs the tasks of the lane `COMPUTE`."""
+        """At most `window` tasks are unfinished at once.
+
+        The caller runs the tasks of the lane `COMPUTE` and of the lanes `launching`.
+        """
         self.ops = ops
         self.lanes = lanes
+        self.own_lanes = (COMPUTE, *launching)
         self.window = window
-        self.row = None if trace is None else trace.row(COMPUTE)
+        self.rows = {} if trace is None else {name: trace.row(name) for name in self.own_lanes}
+        self.row = self.rows.get(COMPUTE)
 
     def check(self, task: Task) -> Task:
         """Return the task. Raises: ValueError if its op or its lane is unknown."""
         if task.op not in self.ops:
             raise ValueError(f"task {task.id}: there is no op {task.op!r}, only {', '.join(self.ops)}")
-        if task.lane != COMPUTE and task.lane not in self.lanes:
-            names = ", ".join([COMPUTE, *self.lanes])
+        if task.lane not in self.own_lanes and task.lane not in self.lanes:
+            names = ", ".join([*self.own_lanes, *self.lanes])
             raise ValueError(f"task {task.id} ({task.op}): there is no lane {task.lane!r}, only {names}")
         return task
 
@@ -76,7 +83,7 @@ class _ExecutorRun(ReadyTasks):
     """One run. The lock guards `failure` and `num_running`, too."""
 
     def __init__(self, executor: Executor, tasks: Iterable[Task]) -> None:
-        super().__init__(map(executor.check, tasks), executor.window)
+        super().__init__(map(executor.check, tasks), executor.window, executor.own_lanes)
         self.executor = executor
         self.bell: SimpleQueue[None] = SimpleQueue()  # rung by lanes after each change
         self.failure: BaseException | None = None  # the first
@@ -100,7 +107,8 @@ class _ExecutorRun(ReadyTasks):
         entry.future.on_done(partial(self._fail_if_refused, entry))
 
     def run_here(self, entry: Entry) -> None:
-        row, task = self.executor.row, entry.task
+        task = entry.task
+        row = self.executor.rows.get(task.lane)
         start_ns = 0 if row is None else perf_counter_ns()
         cost, failure = None, None
         try:

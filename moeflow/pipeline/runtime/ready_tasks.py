@@ -1,7 +1,8 @@
 """The order of tasks of a stream: the common rules of the executor and of the virtual clock.
 
 A task starts once all tasks in its `after` are done and its lane is free. The caller is the lane `COMPUTE`: it takes
-the most urgent task, and among equals the earliest of the stream. The other lanes order their tasks by `UrgentFirst`.
+the most urgent task, and among equals the earliest of the stream. It may have further lanes, whose tasks take it next
+to no time and go first. The other lanes order their tasks by `UrgentFirst`.
 The stream is read as far as the window permits. Lanes report finished tasks from any thread.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from heapq import heappop, heappush
 from itertools import islice
 from typing import Any
@@ -33,29 +34,34 @@ class Entry:
         self.future: Future[Any] | None = None  # in the queue of a real lane
 
     def __lt__(self, other: Entry) -> bool:
-        return (self.task.priority, self.task.id) < (other.task.priority, other.task.id)
+        return self._rank < other._rank
+
+    @property
+    def _rank(self) -> tuple[bool, int, int]:
+        return (self.task.lane == COMPUTE, self.task.priority, self.task.id)
 
 
 class ReadyTasks(ABC):
     """One run of a stream. `lock` guards `unfinished`, `is_stopped` and the caller's queue."""
 
-    def __init__(self, tasks: Iterable[Task], window: int) -> None:
-        """At most `window` tasks are unfinished at once."""
+    def __init__(self, tasks: Iterable[Task], window: int, own_lanes: Collection[str] = (COMPUTE,)) -> None:
+        """At most `window` tasks are unfinished at once; `own_lanes` are the caller's."""
         self.lock = threading.Lock()
         self.unfinished: dict[int, Entry] = {}  # by id, in the order of the stream
         self.is_stopped = False  # no task starts any more
         self._stream = checked(tasks)
         self._is_at_end = False  # of the stream, as far as reading has shown
         self._window = window
+        self._own_lanes = own_lanes
         self._own: list[Entry] = []  # a heap: tasks that the caller can run
 
     @abstractmethod
     def run_here(self, entry: Entry) -> None:
-        """Run a task of the lane `COMPUTE`, until it is finished or failed."""
+        """Run a task of the caller's, until it is finished or failed."""
 
     @abstractmethod
     def submit(self, entry: Entry) -> None:
-        """Queue a task in its lane, which is not `COMPUTE`."""
+        """Queue a task in its lane, which is not the caller's."""
 
     @abstractmethod
     def wait(self) -> None:
@@ -125,7 +131,7 @@ class ReadyTasks(ABC):
             self._start(entry)
 
     def _start(self, entry: Entry) -> None:
-        if entry.task.lane == COMPUTE:
+        if entry.task.lane in self._own_lanes:
             with self.lock:
                 heappush(self._own, entry)
         else:

@@ -134,10 +134,10 @@ class _Setting:
         return num_positions * self.shape.costs.kv_bytes_of(self.shape.layer) * (1 - self.policy.kv_on_device)
 
 
-def _weights_to_pinned(at: _Setting) -> TaskCost:
+def _to_pinned(at: _Setting, num_bytes: float) -> TaskCost:
     if not at.machine.has(PINNED):
         return TaskCost(0.0, 0.0, 0.0)
-    return at.move(RAM, PINNED, at.page_bytes)
+    return at.move(RAM, PINNED, num_bytes)
 
 
 def _weights_to_device(at: _Setting) -> TaskCost:
@@ -149,10 +149,12 @@ _TRANSFERS: Final[Mapping[str, Callable[[_Setting], TaskCost]]] = {
     "load_hidden": lambda at: at.move(RAM, DEVICE, at.activations(at.shape.costs.attended_size_of(at.shape.layer))),
     "offload_routed": lambda at: at.move(DEVICE, RAM, at.of_experts(at.shape.costs.routed_bytes)),
     "load_sums": lambda at: at.move(RAM, DEVICE, at.of_experts(at.shape.costs.summed_bytes)),
-    "weights_to_pinned": _weights_to_pinned,
+    "weights_to_pinned": lambda at: _to_pinned(at, at.page_bytes),
     "weights_to_device": _weights_to_device,
+    "kv_to_pinned": lambda at: _to_pinned(at, at.kv_bytes(at.shape.num_cached)),
     "load_kv": lambda at: at.move(RAM, DEVICE, at.kv_bytes(at.shape.num_cached)),
     "store_kv": lambda at: at.move(DEVICE, RAM, at.kv_bytes(at.shape.num_tokens)),
+    "save_kv": lambda _: TaskCost(0.0, 0.0, 0.0),  # little beside the transfer, and nothing waits for it
 }
 OPS: Final = (*WORKS, *_TRANSFERS)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -46,7 +48,9 @@ def test_nothing_races_and_tokens_are_the_same(model, device, monkeypatch, pipel
     config = overrides(model, pipeline, micro_batch, share)
     tokens = run(config, SHORT)
     assert not device.cuda.races
-    assert any(entry[:2] == ("up", "waits for") for entry in device.cuda.log)
+    waiting = "a thread" if pipeline == "sequential" else "up"
+    assert any(entry[:2] == (waiting, "waits for") for entry in device.cuda.log)
+    assert device.cuda.launchers == {f"thread {threading.get_ident()}"}
     monkeypatch.undo()
     assert run(config, SHORT) == tokens
 
@@ -55,6 +59,14 @@ def test_nothing_races_and_tokens_are_the_same(model, device, monkeypatch, pipel
 def test_nothing_races_where_the_host_computes_experts(model, device, micro_batch, share):
     run(sharing(overrides(model, "cgopipe", micro_batch, share), 2), SHORT)
     assert not device.cuda.races
+
+
+def test_the_thread_that_launches_waits_between_passes_only(model, device):
+    """All waits within a pass are those of streams, and of the host's lanes in their threads."""
+    run(overrides(model, "cgopipe"), SHORT)
+    here = f"thread {threading.get_ident()}"
+    assert not [entry for entry in device.cuda.waits if entry[0] == here and entry[1] != "everything"]
+    assert [entry for entry in device.cuda.waits if entry[0] != here]
 
 
 def test_pages_wait_for_room_and_for_nothing_else(model, device):
@@ -80,7 +92,7 @@ class Hasty(WatchedDevice):
     """Forgets what a task comes after."""
 
     def ordered(self, task, after):
-        self._computed.clear()
+        self._ends.clear()
         return super().ordered(task, after)
 
 

@@ -106,6 +106,7 @@ class Event:
 
     def synchronize(self) -> None:
         self.cuda.log.append(("a thread", "waits for", self.name))
+        self.cuda.waits.append((self.cuda.here, self.name))
         with self.cuda.clocks.lock:
             self.cuda.clocks.learn(self.cuda.here, self.known)
 
@@ -126,6 +127,8 @@ class FakeCuda:
     def __init__(self) -> None:
         self.clocks = Clocks()
         self.log: list[tuple[str, str, str]] = []
+        self.launchers: set[str] = set()  # threads
+        self.waits: list[tuple[str, str]] = []  # (thread, event)
         self.memories: dict[int, Memory] = {}
         self.num_streams = 0
         self.current = threading.local()
@@ -164,6 +167,7 @@ class FakeCuda:
 
     @contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
+        self.launchers.add(self.here)
         with self.clocks.lock:
             self.clocks.learn(stream.name, self.clocks.of(self.here))
         before, self.current.stream = self.stream_here, stream.name
@@ -216,9 +220,10 @@ class FakeCuda:
     def give_up(self, address: int) -> None:
         """Note a Race if a stream may still use memory without any reference left; Python swallows errors here."""
         with self.clocks.lock:
-            known, memory = self.clocks.of(self.here), self.memories[address]
+            memory = self.memories[address]
+            waited_for = [self.clocks.of(who) for who in (self.here, *memory.recorded)]
             for access in memory.accesses:
-                if access.who not in memory.recorded and known.get(access.who, 0) < access.tick:
+                if all(known.get(access.who, 0) < access.tick for known in waited_for):
                     self.races.append(Race(f"memory is given up while {access}"))
 
     def _fail(self, message: str) -> None:
@@ -267,7 +272,7 @@ class WatchedDevice(CudaDevice):
 
     def __init__(self, capacity_bytes: int = 2**26) -> None:
         self.cuda = FakeCuda()
-        self._ends: dict[int, Clock] = {}
+        self._known: dict[int, Clock] = {}  # by task: what the host knows at its end
         self._start: Clock = {}
         super().__init__(CudaDeviceConfig(name="cpu", memory_bytes=0, capacity_bytes=capacity_bytes), self.cuda)
 
@@ -283,9 +288,18 @@ class WatchedDevice(CudaDevice):
 
     def to_device(self, source: Tensor) -> Tensor:
         target = super().to_device(source)
-        if target.numel():
-            weakref.finalize(target, self.cuda.give_up, target.untyped_storage().data_ptr()).atexit = False
+        self._watch_end(target)
         return target
+
+    def to_host(self, source: Tensor) -> Tensor:
+        if source.untyped_storage().data_ptr() in self.cuda.memories:
+            self._watch_end(source)
+        return super().to_host(source)
+
+    def _watch_end(self, tensor: Tensor) -> None:
+        """Note whether a stream may still use a tensor when nothing else does."""
+        if tensor.numel():
+            weakref.finalize(tensor, self.cuda.give_up, tensor.untyped_storage().data_ptr()).atexit = False
 
     def _record(self, tensor: Tensor, stream: Stream) -> None:
         self.cuda.record(tensor, stream)
@@ -303,15 +317,15 @@ class WatchedDevice(CudaDevice):
     def ordered(self, task: int, after: Sequence[int]) -> Iterator[None]:
         cuda = self.cuda
         with cuda.clocks.lock:
-            for known in (self._start, *(self._ends[number] for number in after)):
+            for known in (self._start, *(self._known[number] for number in after)):
                 cuda.clocks.learn(cuda.here, known)
         with Watching(cuda), super().ordered(task, after):
             yield
         with cuda.clocks.lock:
-            self._ends[task] = dict(cuda.clocks.of(cuda.here))
+            self._known[task] = dict(cuda.clocks.of(cuda.here))
 
     def synchronize(self) -> None:
         super().synchronize()
         with self.cuda.clocks.lock:
-            self._ends.clear()
+            self._known.clear()
             self._start = dict(self.cuda.clocks.of(self.cuda.here))

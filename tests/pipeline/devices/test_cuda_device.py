@@ -46,13 +46,43 @@ def test_halves_do_not_wait_for_each_other():
             device.upload(there[900:910], pinned[:10])
 
 
-def test_copies_are_over_when_their_task_is():
+def test_the_host_waits_for_copies_where_it_computes():
     device = WatchedDevice()
     there, pinned = buffers(device)
-    with device.ordered(2, [0]):
-        pinned.fill_(1)  # read by an upload, which has ended
-    with device.ordered(3, [1]):
-        device.to_host(there).add_(1)
+    with device.ordered(2, [0]), pytest.raises(Race, match=r"thread .* writes bytes 0 to 1000"):
+        pinned.fill_(1)  # while an upload reads it
+    with device.ordered(3, [0]), device.computing_on_host(0, 0):
+        pinned.fill_(1)
+    with device.ordered(4, [1]):
+        copy = device.to_host(there)
+        with device.computing_on_host(0, 0):
+            copy.add_(1)
+    with device.ordered(5, [1]):
+        copy = device.to_host(there)
+        with pytest.raises(Race, match=r"thread .* writes bytes"):
+            copy.add_(1)
+
+
+def test_a_task_without_launches_ends_with_its_inputs():
+    device = WatchedDevice()
+    there, pinned = buffers(device)
+    with device.ordered(2, [1]):
+        pass
+    with device.ordered(3, [2]):
+        device.upload(there, pinned)
+    assert device.cuda.races == []
+
+
+def test_of_several_inputs_on_a_stream_the_latest_counts():
+    device = WatchedDevice()
+    there, pinned = buffers(device)
+    with device.ordered(2, []), device.computing(0, 0):
+        pass
+    with device.ordered(3, [2]), device.computing(0, 0):
+        there.sum()
+    with device.ordered(4, [3, 1, 2]):
+        device.upload(there, pinned)
+    assert device.cuda.races == []
 
 
 def test_what_is_computed_is_not_read_before_it_is_there():
@@ -63,7 +93,9 @@ def test_what_is_computed_is_not_read_before_it_is_there():
     with device.ordered(1, []), pytest.raises(Race, match="down reads bytes 0 to 40"):
         device.to_host(made)
     with device.ordered(2, [0]):
-        assert device.to_host(made).tolist() == [2] * 10
+        copy = device.to_host(made)
+        with device.computing_on_host(0, 0):
+            assert copy.tolist() == [2] * 10
     with device.ordered(3, [0]), pytest.raises(Race, match="the host touches memory of the device"):
         made.add_(1)
 
@@ -83,15 +115,17 @@ def test_a_copy_on_the_device_may_be_given_up_while_it_is_computed_with():
         assert device.cuda.races == []
 
 
-def test_streams_wait_for_events_and_threads_for_copies():
+def test_streams_wait_for_events_and_threads_where_they_compute():
     device = WatchedDevice()
     there, pinned = buffers(device)
     device.cuda.log.clear()
+    ((_, computed),) = device._ends[1].values()
     with device.ordered(2, [0, 1]):
         device.upload(there, pinned)
-    computed = device._computed[1].name
+    with device.ordered(3, [2]), device.computing_on_host(0, 0):
+        pinned.fill_(1)
     (first, second, third) = device.cuda.log
-    assert first == ("up", "waits for", computed)
+    assert first == ("up", "waits for", computed.name)
     assert second[:2] == ("up", "records")
     assert third == ("a thread", "waits for", second[2])
     assert {"up", "down", "compute"} == {stream.name for stream in (device._up, device._down, device._compute)}
@@ -120,7 +154,7 @@ def test_work_that_finds_no_room_says_what_to_do():
     complaint = r"too small for a micro-batch's work: 300 B of 1000 B .*--micro-batch"
     with pytest.raises(CapacityError, match=complaint), device.ordered(0, []), device.computing(0, 0):
         raise torch.OutOfMemoryError("CUDA out of memory")
-    assert not device._computed
+    assert not any(device._ends.values())
 
 
 @pytest.mark.slow

@@ -44,8 +44,10 @@ def test_blocks_are_copied_in_order_and_windows_take_turns():
     kv.begin_pass(host)
     assert kv.is_resident(0)
     assert not kv.is_resident(1)
-    assert kv.load(1, 0, torch.tensor([4, 2])) == 2 * SHAPE.block_bytes(1)
-    kv.load(2, 1, torch.tensor([5]))
+    assert kv.gather(1, 0, torch.tensor([4, 2])) == 2 * SHAPE.block_bytes(1)
+    kv.gather(2, 1, torch.tensor([5]))
+    assert kv.load(1, 0, 2) == 2 * SHAPE.block_bytes(1)
+    kv.load(2, 1, 1)
     first, second = kv.window(1, 0), kv.window(2, 1)
     assert first.storage.data_ptr() != second.storage.data_ptr()
     assert [(it.num_kv_heads, it.head_dim) for it in (first, second)] == [(1, 12), (2, 8)]

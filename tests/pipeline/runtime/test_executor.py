@@ -93,6 +93,19 @@ def test_of_what_could_run_here_the_urgent_goes_first_then_the_earlier(tasks):
     assert ran == expected
 
 
+@given(tasks=graphs(names=(COMPUTE, "up", "down"), max_size=8))
+@settings(max_examples=60)
+def test_launches_of_the_caller_go_before_its_other_tasks(tasks):
+    expected: list[int] = []
+    while len(expected) < len(tasks):
+        free = [t for t in tasks if t.id not in expected and set(t.after) <= set(expected)]
+        expected.append(min(free, key=lambda t: (t.lane == COMPUTE, t.priority, t.id)).id)
+    ran: list[tuple[int, int]] = []
+    do = {"do": lambda task: ran.append((task.id, threading.get_ident()))}
+    Executor(do, {}, launching=("up", "down")).run(tasks)
+    assert ran == [(number, threading.get_ident()) for number in expected]
+
+
 def test_demand_overtakes_prefetch_in_another_lane(two_lanes):
     make, ran, all_are_queued = TaskMaker(), [], threading.Event()
 

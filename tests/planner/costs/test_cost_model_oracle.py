@@ -322,6 +322,10 @@ def test_each_task_by_hand(devices):
         assert dataclasses.astuple(cost(op)) == pytest.approx(expected), op
     pinned = (page, 0.0, page / rate(where, "ram", "pinned", page))
     assert dataclasses.astuple(cost("weights_to_pinned")) == pytest.approx(pinned)
+    cached = 0.6 * 7 * 50 * KV_BYTES
+    gathered = (cached, 0.0, cached / rate(where, "ram", "pinned", cached))
+    assert dataclasses.astuple(cost("kv_to_pinned")) == pytest.approx(gathered)
+    assert dataclasses.astuple(cost("save_kv")) == (0.0, 0.0, 0.0)
 
     shared = far_machine(devices)
     assert cost("load_hidden", of=shared).seconds == pytest.approx(
