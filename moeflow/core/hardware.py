@@ -34,6 +34,7 @@ DTYPES: Final = tuple(dict.fromkeys(("float32", "float16", *FORMATS)))
 DEFAULT_STOP_S: Final = 1e-3
 DEFAULT_LOAD_S: Final = 1e-4
 DEFAULT_OVERLAP: Final = 0.6
+DEFAULT_SEAM_S: Final = 3e-5  # of a layer that device and host share: two small copies and two starts, over PCIe
 DEFAULT_RANK_LAYER_S: Final = 5e-4  # of a layer that ranks share, beside kernels and bytes, likewise
 _LARGEST: Final = sys.float_info.max
 FAR_APART: Final = 0.5  # an uncertainty from which on figures are rather to be measured again
@@ -89,6 +90,7 @@ class Processor:
     stop_s: NotNegative = DEFAULT_STOP_S  # of a layer that lacks experts on disk, beside reading and computing
     load_s: NotNegative = DEFAULT_LOAD_S  # of each expert that is read, its read left out
     read_overlap: Share = DEFAULT_OVERLAP  # of reading with computing: 1: each as fast as alone; 0: alternately
+    seam_s: NotNegative = DEFAULT_SEAM_S  # of a device: to the host and back in a layer that they share, without bytes
     rank_layers: tuple[RankLayer, ...] = ()  # of ranks on this machine; of others: a usual value
 
     def peak(self, dtype: str) -> float:

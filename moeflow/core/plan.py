@@ -21,6 +21,7 @@ from moeflow.core.untrusted import UnreadableError, parse_json
 GOALS: Final = ("throughput", "latency", "memory")
 Goal = Literal["throughput", "latency", "memory"]
 RESIDENT: Final = "resident"  # everything resident: a pass is the model's plain forward
+HYBRID: Final = "hybrid"  # the device computes some experts of a layer, the host all others
 DISK_OFFLOAD: Final = "disk-offload"  # experts come from disk as a pass needs them
 FORMAT_VERSION: Final = 3  # of the JSON; to be raised when a field means something else
 
@@ -64,6 +65,7 @@ class Policy:
     experts_on_disk: float = 0.0  # share of experts without a place in memory
     chunk_tokens: int = 512  # of prompts in one pass
     prompts: int = 1  # of a micro-batch, in a pass over prompts on a device
+    num_gpu_experts: int | None = None  # of each layer, if the host computes all others; None: it computes none
     num_devices: int = 1  # that hold a part of every layer each (tensor parallelism)
 
     @property
@@ -145,6 +147,8 @@ class Plan:
         """What runs a pass: RESIDENT, DISK_OFFLOAD, or a name of pipeline/catalog.py."""
         if self.config.offload is not None:
             return self.config.offload.pipeline
+        if self.config.hybrid is not None:
+            return HYBRID
         return RESIDENT if self.config.experts is None else DISK_OFFLOAD
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from moeflow.core.batch import Batch
 from moeflow.core.engine_config import EngineConfig, SchedulerConfig
 from moeflow.core.engine_messages import ExpertStats
-from moeflow.core.request import Request
 from moeflow.core.graph_sizes import captured_sizes
+from moeflow.core.request import Request
 from moeflow.experts.hybrid.hybrid_experts import HybridLayers
 from moeflow.experts.hybrid.hybrid_pool import HybridPool
 

@@ -17,6 +17,7 @@ from moeflow.core.engine_config import (
     StateSlotsConfig,
 )
 from moeflow.core.errors import ConfigError
+from moeflow.core.hybrid_config import HybridConfig
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import OffloadConfig
 from moeflow.core.parallel_config import ExpertParallelConfig, ParallelConfig
@@ -50,6 +51,7 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     packed_file: str = ""
     parallel: ParallelConfig | None = None
     expert_parallel: ExpertParallelConfig | None = None
+    hybrid: HybridConfig | None = None
     offload: OffloadConfig | None = None
     gpu_memory_bytes: int = 0
     memory: MemoryPlan | None = None
@@ -113,6 +115,7 @@ def engine_config(
         packed_file=choices.packed_file,
         parallel=choices.parallel,
         expert_parallel=choices.expert_parallel,
+        hybrid=choices.hybrid,
         offload=choices.offload,
         gpu_memory_bytes=choices.gpu_memory_bytes,
         memory=choices.memory,

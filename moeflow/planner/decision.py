@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -35,7 +34,7 @@ from moeflow.planner.choices.kv_cache_choice import (
 )
 from moeflow.planner.choices.layer_table import stays_on_disk
 from moeflow.planner.choices.lossy_routing import choose_lossy_routing
-from moeflow.planner.choices.processor_choice import Reasons, choose_cpu_isa, choose_device, choose_num_threads
+from moeflow.planner.choices.processor_choice import ANY_ISA, Reasons, choose_cpu_isa, choose_device, choose_num_threads
 from moeflow.planner.choices.prompt_cache_choice import buffer_bytes
 from moeflow.planner.choices.rank_choice import RankMemory, explain_ranks, possible_ranks
 from moeflow.planner.choices.rank_layout_choice import choose_rank_layouts
@@ -70,9 +69,6 @@ from moeflow.settings.settings import Settings
 with on_demand(__name__):
     from moeflow.experts.remote import borrowing
     from moeflow.planner.choices import remote_choice
-
-
-_ANY_ISA: Final = "generic"  # of a plan for a model without weights here
 
 
 class _Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +133,7 @@ class Decision:
         )
         cpu_isa = "" if self.offloads_to_torch else choose_cpu_isa(settings.cpu_isa, device, self.reasons)
         if self.checkpoint is None:  # nothing runs here
-            cpu_isa = cpu_isa or _ANY_ISA
+            cpu_isa = cpu_isa or ANY_ISA
         speculators = self._speculators(device, cpu_isa)
         lossy_top_k = self._lossy_top_k()
         held = self._held(device, cpu_isa)

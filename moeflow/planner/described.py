@@ -14,19 +14,22 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.engine_config import BLOCK_SIZE, MemoryPlan
 from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import DEVICE, RAM, Machine
+from moeflow.core.hybrid_config import HybridConfig
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import CudaDeviceConfig, OffloadConfig, parse_cuda_device
-from moeflow.core.plan import RESIDENT, Plan, Policy
+from moeflow.core.plan import HYBRID, RESIDENT, Plan, Policy
 from moeflow.core.units import format_bytes
 from moeflow.planner.choices.batching_choice import Batching
 from moeflow.planner.choices.device_weights import for_device, in_half, own_on_device, quantized_on_device
 from moeflow.planner.choices.gpu_limits import check_on_gpu
+from moeflow.planner.choices.hybrid_choice import can_be_hybrid, host_format, hybrid_config
 from moeflow.planner.choices.kv_cache_choice import KVCacheChoice
-from moeflow.planner.choices.processor_choice import choose_num_threads
+from moeflow.planner.choices.processor_choice import ANY_ISA, choose_cpu_isa, choose_num_threads
 from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice
 from moeflow.planner.configuration import Choices, engine_config
 from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES, CostModel, IntegerPolicy
 from moeflow.planner.costs.gpu_work_space import graph_bytes
+from moeflow.planner.costs.hybrid_costs import HybridCosts
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.estimate import Estimator, machine_reasons
@@ -113,8 +116,7 @@ class _Described:
     def plan(self) -> Planned:
         """Return the best plan. Raises: CapacityError if nothing fits."""
         usage, machine = self.usage, self.machine
-        costs = CostModel(machine, self.costs, usage.workload, routing=self.routing, process_bytes=PROCESS_BYTES)
-        model, policy = search(costs, self.objective)
+        model, policy = search(self._cost_model(), self.objective)
         reasons = [("weights", f"{self.weights.name}: {self.weights.reason or 'as asked for'}")]
         why, choices = (*_why(model, policy), *machine_reasons(machine)), self._choices(model, policy)
         path = path_in_plan(str(self.settings.model))
@@ -130,6 +132,14 @@ class _Described:
             reasons=(*reasons, *why),
         )
         return Planned(plan, model, self.objective)
+
+    def _cost_model(self) -> CostModel:
+        """Return the costs, with those of a host that computes experts if the model has any."""
+        known = (self.machine, self.costs, self.usage.workload)
+        if not can_be_hybrid(self.settings, self.shape, self.weights):
+            return CostModel(*known, routing=self.routing, process_bytes=PROCESS_BYTES)
+        experts = host_format(self.weights, self.checkpoint)
+        return HybridCosts(*known, routing=self.routing, process_bytes=PROCESS_BYTES, host_format=experts)
 
     def _weights(self, of_file: Callable[..., WeightChoice]) -> WeightChoice:
         """Return the formats of the weights on a device; `of_file` chooses where the user does not."""
@@ -156,7 +166,8 @@ class _Described:
         """
         max_tokens = model.workload.max_tokens
         num_blocks = policy.batch_size * ceil(max_tokens / BLOCK_SIZE)
-        offload = None if pipeline_of(model, policy) == RESIDENT else _offload(model, policy, num_blocks, self._gpu)
+        is_streamed = pipeline_of(model, policy) not in (RESIDENT, HYBRID)
+        offload = _offload(model, policy, num_blocks, self._gpu) if is_streamed else None
         kv_dtype = self.costs.formats.kv
         if offload is not None and kv_dtype == "float16":
             kv_dtype = "bfloat16"  # of the same size, and known to the kernels with which the host attends
@@ -169,10 +180,19 @@ class _Described:
             batching=Batching(policy.batch_size, IntegerPolicy.of(policy).pass_tokens),
             cache=KVCacheChoice(kv_dtype, num_blocks, ceil(BLOCK_SIZE * self.costs.kv_bytes), max_tokens),
             shares_prefixes=False,
+            hybrid=self._hybrid(model, policy),
             offload=offload,
             gpu_memory_bytes=self.machine.level(DEVICE).capacity_bytes,
             memory=self._memory(model),
         )
+
+    def _hybrid(self, model: CostModel, policy: Policy) -> HybridConfig | None:
+        """Return what the device and the processor share; None: the processor computes no experts."""
+        if policy.num_gpu_experts is None:
+            return None
+        assert isinstance(model, HybridCosts), "such a policy was found with these costs"
+        isa = "" if self.checkpoint is None else choose_cpu_isa(self.settings.cpu_isa, "cpu", [])
+        return hybrid_config(model, policy.num_gpu_experts, cpu_isa=isa or ANY_ISA, max_tokens=policy.chunk_tokens)
 
     def _num_threads(self) -> int:
         """Return the threads of each process, on the machine that makes the plan; 0: there is nothing to run."""
@@ -232,6 +252,8 @@ def _offload(model: CostModel, policy: Policy, num_blocks: int, gpu: str) -> Off
 def pipeline_of(model: CostModel, policy: Policy) -> str:
     """Return the name of the pipeline that carries out a device's policy (MoE-Lightning 4.1)."""
     assert model.has_device
+    if policy.num_gpu_experts is not None:
+        return HYBRID
     if not policy.attention_on_device:
         return "cgopipe"
     if policy.kv_on_device < 1:
@@ -242,6 +264,8 @@ def pipeline_of(model: CostModel, policy: Policy) -> str:
 def _why(model: CostModel, policy: Policy) -> list[tuple[str, str]]:
     """Return the reasons for a policy: (field, why)."""
     attends = "faster there" if policy.attention_on_device else "faster than fetching keys and values"
+    if policy.num_gpu_experts is not None:
+        attends = "keys and values stay there"
     return [
         ("attention_on_device", attends),
         ("weights_on_device", "what the device has room for beside the batch"),

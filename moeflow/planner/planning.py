@@ -13,9 +13,10 @@ from moeflow.core.cache_dir import cache_folder, existing_folder
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DEVICE, DISK, Machine
 from moeflow.core.offload_config import CUDA, PREFIX, parse_cuda_device
-from moeflow.core.plan import RESIDENT, Plan
+from moeflow.core.plan import HYBRID, RESIDENT, Plan
 from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.planner.choices.gpu_limits import gpu_refusal
+from moeflow.planner.choices.hybrid_choice import Compared
 from moeflow.planner.choices.memory_allowance import allowed_bytes
 from moeflow.planner.costs.roofline import processor_of
 from moeflow.planner.costs.routing_profile import RoutingProfile
@@ -128,13 +129,31 @@ def _why_host(settings: Settings) -> str:
 
 def _plan_gpu(request: PlanRequest, named: Machine | None, on_step: OnStep) -> described.Planned:
     """Plan for a machine with a device; for its processor if the user names no device and that one does not suffice."""
-    settings = request.settings
+    is_open = request.settings.device == "auto" and request.settings.gpu_memory_bytes is None
     try:
-        return _plan_device(request, named, on_step)
+        found = _plan_device(request, named, on_step)
     except CapacityError as error:
-        if settings.device != "auto" or settings.gpu_memory_bytes is not None:
+        if not is_open:
             raise
         return _plan_host(request, named, on_step, f"its GPU is too small or too slow: {error}")
+    return _faster(request, named, on_step, found) if is_open and found.plan.pipeline == HYBRID else found
+
+
+def _faster(
+    request: PlanRequest, named: Machine | None, on_step: OnStep, hybrid: described.Planned
+) -> described.Planned:
+    """Return the plan in which a GPU and the processor share experts, or the processor's own if that is faster."""
+    try:
+        alone = _plan_host(request, named, on_step, "the two are compared")
+    except CapacityError:
+        return hybrid
+    assert hybrid.plan.forecast is not None, "the machine is known"
+    assert alone.plan.forecast is not None, "likewise"
+    compared = Compared.of(hybrid.plan.forecast, alone.plan.forecast, request.usage)
+    faster = hybrid if compared.is_worth else alone
+    others = (it for it in faster.plan.reasons if it[0] != "device")
+    plan = dataclasses.replace(faster.plan, reasons=(*others, compared.reason(hybrid.plan.config.device)))
+    return dataclasses.replace(faster, plan=plan)
 
 
 def _plan_device(request: PlanRequest, named: Machine | None, on_step: OnStep) -> described.Planned:

@@ -19,6 +19,7 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.units import GIB
 from moeflow.engine.engine import Engine
 from moeflow.kernels.cpu import extension
+from moeflow.planner.hardware.hardware_json import machine_to_json
 from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.planning import PlanRequest, plan_for
@@ -154,12 +155,38 @@ def test_quantized_weights_are_not_streamed():
     assert dict(plan.reasons)["work space"].endswith("MiB for CUDA graphs")
     assert any("for CUDA graphs" in cell for row in policy_table(plan).rows for cell in row)
     large = planned("mixtral-8x7b", "t4", quantize="int8")
-    assert (large.config.device, large.config.offload, large.config.weight_format) == ("cpu", None, "int8")
-    assert "work space" not in dict(large.reasons)
-    assert re.match(r"cpu: its GPU is too small .* needs 4\d\.\d GiB .*, but", dict(large.reasons)["device"])
-    for settings in ({"device": "cuda"}, {"gpu_memory_bytes": 10 * GIB}):
-        with pytest.raises(CapacityError, match=r"quantized weights are not streamed: use --device cpu"):
-            planned("mixtral-8x7b", "t4", quantize="int8", **settings)
+    assert (large.pipeline, large.config.device, large.config.offload) == ("hybrid", "cuda:0", None)
+    assert (large.config.weight_format, large.config.hybrid.cpu_weight_format) == ("int8", "int8")
+    for settings in ({"device": "cuda"}, {}):
+        with pytest.raises(CapacityError, match=r"the model needs .* of device memory, but .* computes all experts"):
+            planned("mixtral-8x7b", "t4", quantize="int8", gpu_memory_bytes=2 * GIB, **settings)
+    with pytest.raises(CapacityError, match=r"quantized weights are not streamed: use --device cpu"):
+        planned("mixtral-8x7b", "t4", quantize="int8", device="cuda:10GiB")
+
+
+@pytest.mark.slow  # plans
+def test_a_gpu_shares_experts_with_the_processor_only_where_that_is_faster(tmp_path):
+    weak, usage = tmp_path / "weak.json", Usage(workload=Workload(prompt_len=64, gen_len=64, max_prompt_len=64))
+    machine = load_machine("t4")
+    device = machine.level("device")
+    slow = dataclasses.replace(device, read_bytes_per_s=device.read_bytes_per_s / 100)
+    levels = tuple(slow if it is device else it for it in machine.levels)
+    weak.write_text(machine_to_json(dataclasses.replace(machine, levels=levels)))
+    found = {}
+    for name in ("t4", str(weak)):
+        asked = Settings(model="mixtral-8x7b", quantize="int8")
+        found[name] = plan_for(
+            PlanRequest(settings=asked, usage=dataclasses.replace(usage, goal="latency"), machine=name)
+        ).plan
+    assert [plan.config.device for plan in found.values()] == ["cuda:0", "cpu"]
+    figures = [
+        list(map(float, re.findall(r"([\d.]+) (?:tokens/s|on the|with cuda)", dict(plan.reasons)["device"])))
+        for plan in found.values()
+    ]
+    for plan, (chosen, other) in zip(found.values(), figures, strict=True):
+        alone = plan.forecast.tokens_per_s.value
+        assert chosen > other
+        assert chosen == pytest.approx(alone, rel=0.01)
 
 
 @pytest.mark.slow  # plans

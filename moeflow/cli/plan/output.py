@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from moeflow.bench.tables import Table
 from moeflow.checkpoint.gguf.file_names import whole_name
 from moeflow.core.hardware import DEVICE, DISK, FAR_APART, PINNED, RAM
-from moeflow.core.plan import DISK_OFFLOAD, RESIDENT, Estimate, Forecast, Plan, Sensitivity, plan_to_json
+from moeflow.core.plan import DISK_OFFLOAD, HYBRID, RESIDENT, Estimate, Forecast, Plan, Sensitivity, plan_to_json
 from moeflow.core.units import format_bytes, format_seconds
 from moeflow.pipeline.catalog import PIPELINES
 from moeflow.planner.search.objective import WHY_SO_MANY
@@ -23,8 +23,15 @@ if TYPE_CHECKING:
 _TIERS = {RAM: "memory", DEVICE: "device memory", DISK: "disk", PINNED: "pinned memory"}
 _NO_STREAM = {
     RESIDENT: "everything is resident",
+    HYBRID: "the device computes some experts of a layer, and the processor the others at the same time",
     DISK_OFFLOAD: "experts are read from disk as they are needed",
 }
+_WHERE_EXPERTS = {
+    RESIDENT: ("device", "where their weights stay"),
+    HYBRID: ("device and host", "each where its weights stay"),
+}
+_STREAMED = ("device", "weights go there; with --device cpu the host computes all")
+_ON_HOST = ("host", "their weights stay there")
 _RESOURCES = {"device": "the device", "disk": "the disk", "host": "the processor"}
 _MAX_HELPS = 8
 MIN_SHARE = 0.005  # of a step's time that is worth a word
@@ -107,9 +114,7 @@ def _device_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     why = reasons.get("weights_on_device", "") if policy.weights_on_device < 1 else "all stay there"
     yield "layers' weights (r_w)", stay, why
     whose = "experts' computation (F_g)" if forecast_of(plan).expert_places else "feed-forward (F_g)"
-    is_resident = plan.pipeline == RESIDENT
-    why = "where their weights stay" if is_resident else "weights go there; with --device cpu the host computes all"
-    where = "device" if policy.ffn_on_device else "host"
+    where, why = _WHERE_EXPERTS.get(plan.pipeline, _STREAMED if policy.ffn_on_device else _ON_HOST)
     if policy.ffn_on_device and policy.experts_on_host:
         where, why = "device and host", f"the host computes {policy.experts_on_host:.1%} of them"
     yield whose, where, why
@@ -122,11 +127,22 @@ def _expert_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     """Yield where experts live; the shares add up to all of them."""
     whys = {DEVICE: "they stay there", DISK: dict(plan.reasons).get("experts_on_disk", "")}
     if _has_device(plan):
-        whys[RAM] = "they go to the device for each pass"
+        whys[RAM] = _host_experts(plan)
     places = () if plan.forecast is None else plan.forecast.expert_places
     used = [(tier, share) for tier, share in places if share > 0]
     for tier, share in used:
         yield f"experts in {_TIERS[tier]}" if tier != DISK else "experts on disk", f"{share:.1%}", whys.get(tier, "")
+
+
+def _host_experts(plan: Plan) -> str:
+    """Return how a machine with a device uses experts in main memory."""
+    hybrid = plan.config.hybrid
+    if hybrid is None:
+        return "they go to the device for each pass"
+    computed = "the processor computes them"
+    if not hybrid.stream_tokens:
+        return computed
+    return f"{computed}; for a pass of {hybrid.stream_tokens} tokens or more they are copied to the device"
 
 
 def _remote_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:

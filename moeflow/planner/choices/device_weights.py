@@ -72,7 +72,7 @@ def _parts(checkpoint: Checkpoint, apart: NamesApart, chosen: WeightChoice) -> I
 
 def for_device(checkpoint: Checkpoint, *, has_bfloat16: bool) -> WeightChoice:
     """Return floats for all of a checkpoint's weights."""
-    stored_as = {info.stored_as for info in matrices_of(checkpoint, names_apart(checkpoint))}
+    stored_as = stored_formats(checkpoint)
     for name in DEVICE_DTYPES:
         if stored_as <= {name} and (name != "bfloat16" or has_bfloat16):
             return WeightChoice(name, name, "the checkpoint's precision")
@@ -81,6 +81,11 @@ def for_device(checkpoint: Checkpoint, *, has_bfloat16: bool) -> WeightChoice:
     if not packed:
         return half
     return replace(half, reason=f"{half.reason}, and no kernel of theirs reads {' and '.join(packed)}")
+
+
+def stored_formats(checkpoint: Checkpoint) -> set[str]:
+    """Return what a checkpoint's matrices are stored as."""
+    return {info.stored_as for info in matrices_of(checkpoint, names_apart(checkpoint))}
 
 
 def quantized_on_device(settings: Settings, *, has_bfloat16: bool) -> WeightChoice:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from moeflow.core.errors import ConfigError
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.on_demand import torch
 from moeflow.planner.hardware.host import HostResources
+
+ANY_ISA: Final = "generic"  # of a plan for a model without weights here
 
 Reasons = list[tuple[str, str]]  # the name of a choice, and why it was made
 

@@ -36,6 +36,7 @@ class RoutingProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, di
     decode: tuple[PassReads, ...] = ()  # a token of each sequence, by their number
     prefill: tuple[PassReads, ...] = ()  # parts of prompts, by their length
     num_tokens: int = 0  # in the replayed text
+    cold: tuple[float, ...] = ()  # share of choices that the least popular experts get, for each of SHARES_ON_DISK
     version: int = VERSION
 
     def decode_misses(self, batch_size: float) -> HitCurve:
@@ -53,6 +54,11 @@ class RoutingProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, di
     def prefill_distinct(self, num_tokens: float) -> float:
         """Return the same of a pass over so many tokens of prompts."""
         return _between(self.prefill, num_tokens, [it.distinct for it in self.prefill])
+
+    @cached_property
+    def cold_choices(self) -> HitCurve:
+        """The share of choices that the least popular experts get, by their share of all experts."""
+        return HitCurve.through(zip(SHARES_ON_DISK, self.cold, strict=True)) if self.cold else EVEN
 
     def _curve(self, passes: Sequence[PassReads], num_tokens: float) -> HitCurve:
         if not passes:

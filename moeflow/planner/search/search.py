@@ -1,7 +1,7 @@
 """Finds the best policy for a goal: for a device by a mixed-integer programme, without one by trials.
 
-A device that holds the model keeps it. For latency under a rate of arrivals, the policy has the fewest sequences that
-keep up with the rate.
+A device that holds the model keeps it. A smaller one holds some experts, while the host computes the others. For
+latency under a rate of arrivals, the policy has the fewest sequences that keep up with the rate.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Final
 from moeflow.core.errors import CapacityError
 from moeflow.core.plan import Policy
 from moeflow.planner.costs.cost_model import CostModel
+from moeflow.planner.costs.hybrid_costs import HybridCosts
 from moeflow.planner.search.host_search import search_host
+from moeflow.planner.search.hybrid_search import no_hybrid_room, search_hybrid
 from moeflow.planner.search.objective import FINE, Objective, cost_per_token
 from moeflow.planner.search.resident_search import ENOUGH_FASTER, no_room, search_resident
 
@@ -42,27 +44,30 @@ def search_policy(model: CostModel, objective: Objective, ratio: float = FINE) -
     return search_device(model, objective, ratio)
 
 
-def _resident_first(model: CostModel, objective: Objective, ratio: float) -> Policy:
-    """Return the best policy that keeps the model on the device, unless a pipeline promises far more.
+def _kept_first(model: CostModel, objective: Objective, ratio: float) -> Policy:
+    """Return the best policy that copies no weights for each step, unless a pipeline promises far more.
 
+    The device holds the model, or else some of its experts while the host computes the others.
     Raises: as `search_policy`.
     """
-    resident = search_resident(model, objective, ratio) if model.has_device else None
+    kept = None
+    if model.has_device:
+        kept = search_resident(model, objective, ratio) or search_hybrid(model, objective, ratio)
     if model.has_device and not objective.can_stream:
-        if resident is None:
-            raise no_room(model, objective)
-        return resident
+        if kept is None:
+            raise no_hybrid_room(model, objective) if isinstance(model, HybridCosts) else no_room(model, objective)
+        return kept
     try:
         streamed = search_policy(model, objective, ratio)
     except CapacityError:
-        if resident is None:
+        if kept is None:
             raise
-        return resident
-    if resident is None:
+        return kept
+    if kept is None:
         return streamed
     goal = "latency" if objective.goal == "latency" else "throughput"
-    costs = {policy: cost_per_token(model, policy, goal) for policy in (resident, streamed)}
-    return resident if costs[resident] <= ENOUGH_FASTER * costs[streamed] else streamed
+    costs = {policy: cost_per_token(model, policy, goal) for policy in (kept, streamed)}
+    return kept if costs[kept] <= ENOUGH_FASTER * costs[streamed] else streamed
 
 
 def _for_rate(model: CostModel, objective: Objective, ratio: float) -> Policy:
@@ -70,11 +75,11 @@ def _for_rate(model: CostModel, objective: Objective, ratio: float) -> Policy:
     rate = model.workload.rate
     if objective.goal != "latency" or not rate or objective.num_sequences is not None:
         only_one = objective.goal == "latency" and objective.num_sequences is None
-        return _resident_first(model, replace(objective, num_sequences=1) if only_one else objective, ratio)
+        return _kept_first(model, replace(objective, num_sequences=1) if only_one else objective, ratio)
     num_sequences, best = 1, 0.0
     while num_sequences <= objective.max_sequences:
         try:
-            policy = _resident_first(model, replace(objective, num_sequences=num_sequences), ratio)
+            policy = _kept_first(model, replace(objective, num_sequences=num_sequences), ratio)
         except CapacityError:
             if not best:
                 raise

@@ -1,0 +1,250 @@
+"""Time and memory where a device holds some experts of each layer, and the host computes all others at the same time.
+
+The device holds all other weights, and keys and values. A layer with experts takes the device's other work, the way to
+the host and back, and the longer of two: the device's experts and the host's. A long pass may instead copy the host's
+experts to the device, while the layers before them compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
+from typing import Final, NamedTuple
+
+from moeflow.core.hardware import DEVICE, RAM, MemoryLevel
+from moeflow.core.hybrid_config import HybridConfig
+from moeflow.core.plan import Policy
+from moeflow.planner.costs.cost_model import (
+    BLOCK_TOKENS,
+    DEVICE_COMPUTE,
+    DEVICE_RESERVE_BYTES,
+    FROM_DEVICE,
+    HOST_COMPUTE,
+    TO_DEVICE,
+    CostModel,
+    Prediction,
+)
+from moeflow.planner.costs.model_costs import KernelWork, ModelCosts
+from moeflow.planner.costs.roofline import processor_of, work_seconds
+
+FLOAT_BYTES: Final = 4  # of a value that the host computes with
+CHOICE_BYTES: Final = 8  # of an expert's number and weight, on the way to the host
+NUM_RINGS: Final = 4  # buffers of hidden states between the host and the device: two each way
+
+
+class Chosen(NamedTuple):
+    """Some experts of a layer as a pass uses them."""
+
+    distinct: float
+    pairs: float  # of a token and an expert
+
+
+class HybridPass(NamedTuple):
+    """The seconds of a pass, and those that each resource works."""
+
+    seconds: float
+    busy: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridCosts(CostModel):
+    """The costs of a device and its host, also for policies that have the host compute experts."""
+
+    host_format: str  # of the experts that the host computes
+
+    def predict(self, policy: Policy) -> Prediction:
+        """Return the prediction for a policy."""
+        number = policy.num_gpu_experts
+        if number is None:
+            return super().predict(policy)
+        step = self.decode_pass(policy.batch_size, number)
+        prefill_s, prefill_busy = self._prefill(policy.batch_size, policy.chunk_tokens, number)
+        first_s, _ = self._prefill(1, policy.chunk_tokens, number)
+        gen_len = self.workload.gen_len
+        return Prediction(
+            decode_s=step.seconds,
+            prefill_s=prefill_s,
+            first_token_s=first_s,
+            tokens_per_s=policy.batch_size * gen_len / (prefill_s + (gen_len - 1) * step.seconds),
+            busy=step.busy,
+            prefill_busy=prefill_busy,
+            memory=self.memory_of(policy),
+        )
+
+    def memory_of(self, policy: Policy) -> dict[str, float]:
+        """Return the bytes that a policy takes of each tier at the peak."""
+        number = policy.num_gpu_experts
+        if number is None:
+            return super().memory_of(policy)
+        costs, tokens = self.costs, max(policy.chunk_tokens, policy.batch_size)
+        kept_tokens = policy.batch_size * ceil(self.workload.max_tokens / BLOCK_TOKENS) * BLOCK_TOKENS
+        slots_bytes = costs.num_moe_layers * number * costs.expert_bytes + self.staging_bytes(number)
+        beside = DEVICE_RESERVE_BYTES + costs.activation_bytes(tokens)
+        device = costs.model_bytes - costs.experts_bytes + slots_bytes + kept_tokens * costs.kv_bytes + beside
+        return {RAM: self.process_bytes + self.host_bytes(tokens), DEVICE: device}
+
+    def host_bytes(self, num_tokens: int) -> float:
+        """Return the main memory of all experts, and of the buffers of passes over so many tokens."""
+        return self.host_experts.experts_bytes + NUM_RINGS * num_tokens * _row_bytes(self.costs)
+
+    @cached_property
+    def host_experts(self) -> ModelCosts:
+        """The costs of experts on the host."""
+        return replace(self.costs, formats=replace(self.costs.formats, matrices=self.host_format, layers=()))
+
+    def staging_bytes(self, num_gpu_experts: int) -> int:
+        """Return the bytes on the device for experts on their way there."""
+        config = HybridConfig(
+            num_gpu_experts=num_gpu_experts, cpu_weight_format=self.host_format, cpu_isa="", stream_tokens=1
+        )
+        packed, slot = self.host_experts.expert_bytes, self.costs.expert_bytes
+        return config.staging_bytes(self._num_experts, ceil(packed), ceil(slot))
+
+    def most_gpu_experts(self, policy: Policy, capacity_bytes: int) -> int | None:
+        """Return how many experts of each layer fit on the device beside the policy's keys and values.
+
+        None: the other weights do not fit either.
+        """
+        numbers = range(self._num_experts - 1, -1, -1)
+        return next(
+            (it for it in numbers if self.memory_of(replace(policy, num_gpu_experts=it))[DEVICE] <= capacity_bytes),
+            None,
+        )
+
+    def best_gpu_experts(self, batch_size: int, most: int) -> int:
+        """Return how many of the experts that fit on the device are best there: the host must not wait for it."""
+        attention = self._decode_attention(batch_size)
+
+        def by_host_s(number: int) -> float:
+            return self._by_host(batch_size, attention, batch_size, number).seconds
+
+        number = most
+        while number and by_host_s(number - 1) < by_host_s(number):
+            number -= 1
+        return min(most, number, key=lambda it: self.decode_pass(batch_size, it).seconds)
+
+    def decode_pass(self, batch_size: int, num_gpu_experts: int) -> HybridPass:
+        """Return a pass with a token of each sequence."""
+        return self._fastest(batch_size, self._decode_attention(batch_size), batch_size, num_gpu_experts)
+
+    def _decode_attention(self, batch_size: int) -> KernelWork:
+        return self.costs.decode_attention(batch_size, self.workload.mean_context)
+
+    def stream_tokens(self, num_gpu_experts: int, max_tokens: int) -> int:
+        """Return the tokens of the smallest pass that is faster with copied experts; 0: none up to `max_tokens`."""
+        low, high = 1, max_tokens + 1
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._streams(middle, num_gpu_experts) else (middle + 1, high)
+        return low if low <= max_tokens else 0
+
+    def _streams(self, num_tokens: int, num_gpu_experts: int) -> bool:
+        """Return whether a pass over so many tokens of a prompt is faster with copied experts."""
+        attention = self.costs.prefill_attention(1, num_tokens)
+        by_host = self._by_host(num_tokens, attention, 1, num_gpu_experts)
+        return self._streamed(num_tokens, attention, 1, num_gpu_experts).seconds < by_host.seconds
+
+    def _prefill(self, num_prompts: int, chunk_tokens: int, num_gpu_experts: int) -> tuple[float, dict[str, float]]:
+        """Return the seconds of all prompts, and of each resource."""
+        length = self.workload.prompt_len
+        num_passes = ceil(num_prompts * length / chunk_tokens)
+        whole = self.costs.prefill_attention(num_prompts, length, chunk_tokens)
+        part = replace(whole, num_bytes=whole.num_bytes / num_passes, num_flops=whole.num_flops / num_passes)
+        tokens = num_prompts * length / num_passes
+        one = self._fastest(tokens, part, num_prompts / num_passes, num_gpu_experts)
+        return one.seconds * num_passes, {name: seconds * num_passes for name, seconds in one.busy.items()}
+
+    def _fastest(self, tokens: float, attention: KernelWork, sampled: float, num_gpu_experts: int) -> HybridPass:
+        """Return the faster pass: the host computes its experts, or they are copied."""
+        ways = (self._by_host, self._streamed)
+        return min((way(tokens, attention, sampled, num_gpu_experts) for way in ways), key=lambda it: it.seconds)
+
+    def _by_host(self, tokens: float, attention: KernelWork, sampled: float, num_gpu_experts: int) -> HybridPass:
+        """Return a pass in which the host computes its experts."""
+        costs, layers = self.costs, self.costs.num_moe_layers
+        on_device, on_host = self._chosen(tokens, num_gpu_experts)
+        device_s = layers * _experts_s(self.machine.level(DEVICE), costs, on_device)
+        host_s = layers * _experts_s(self.machine.level(RAM), self.host_experts, on_host)
+        row_bytes, choice_bytes = _row_bytes(costs), CHOICE_BYTES * costs.shape.routing.top_k
+        there_s = layers * self.machine.link(DEVICE, RAM).seconds(tokens * (row_bytes + choice_bytes))
+        back_s = layers * self.machine.link(RAM, DEVICE).seconds(tokens * row_bytes)
+        others_s = self._others_s(tokens, attention, sampled)
+        busy = {
+            DEVICE_COMPUTE: others_s + device_s,
+            HOST_COMPUTE: host_s,
+            TO_DEVICE: back_s,
+            FROM_DEVICE: there_s,
+        }
+        return HybridPass(others_s + self._seams_s + there_s + back_s + max(device_s, host_s), busy)
+
+    def _streamed(self, tokens: float, attention: KernelWork, sampled: float, num_gpu_experts: int) -> HybridPass:
+        """Return a pass that copies the chosen experts to the device while it computes; the first layer waits."""
+        costs, layers = self.costs, self.costs.num_moe_layers
+        on_device, copied = self._chosen(tokens, num_gpu_experts)
+        every = Chosen(on_device.distinct + copied.distinct, on_device.pairs + copied.pairs)
+        device_s = self._others_s(tokens, attention, sampled)
+        device_s += layers * _experts_s(self.machine.level(DEVICE), costs, every)
+        expert_bytes = self.host_experts.expert_bytes
+        copy_s = self.weight_link.seconds(copied.distinct * expert_bytes, expert_bytes)
+        busy = {DEVICE_COMPUTE: device_s, HOST_COMPUTE: 0.0, TO_DEVICE: layers * copy_s, FROM_DEVICE: 0.0}
+        return HybridPass(self._seams_s + copy_s + max(device_s, (layers - 1) * copy_s), busy)
+
+    @property
+    def _seams_s(self) -> float:
+        """The seconds from the device to the host and back, of all layers with experts; bytes come on top."""
+        return self.costs.num_moe_layers * processor_of(self.machine.level(DEVICE)).seam_s
+
+    def _chosen(self, tokens: float, num_gpu_experts: int) -> tuple[Chosen, Chosen]:
+        """Return a layer's experts that a pass uses on the device, and those on the host.
+
+        The device has the most popular experts. Within either part, routers are taken to choose evenly.
+        """
+        top_k, num_experts = self.costs.shape.routing.top_k, self._num_experts
+        cold = self.routing.cold_choices.misses(1 - num_gpu_experts / num_experts)
+        num_cold = num_experts - num_gpu_experts
+        return (
+            _reached(num_gpu_experts, top_k * (1 - cold), tokens),
+            _reached(num_cold, min(top_k * cold, num_cold), tokens),
+        )
+
+    def _others_s(self, tokens: float, attention: KernelWork, sampled: float) -> float:
+        """Return the seconds of the device outside of experts, and of the engine outside of kernels."""
+        experts, level = self.costs.experts(tokens), self.machine.level(DEVICE)
+        works = self.costs.pass_works(tokens, attention, sampled)
+        host = processor_of(self.machine.level(RAM))
+        device_s = sum(count * work_seconds(level, work) for count, work in works if work != experts)
+        return device_s + host.pass_s + sampled * host.token_s
+
+    @property
+    def _num_experts(self) -> int:
+        return self.costs.shape.routing.num_experts
+
+
+def _row_bytes(costs: ModelCosts) -> int:
+    """Return the bytes of a token's hidden states on their way between the device and the host."""
+    return costs.shape.hidden_size * FLOAT_BYTES
+
+
+def _reached(num_experts: int, choices: float, tokens: float) -> Chosen:
+    """Return how many of some experts are used if each token makes so many choices among them, evenly."""
+    if not num_experts or not choices:
+        return Chosen(0.0, 0.0)
+    missed = max(1 - choices / num_experts, 0.0)
+    return Chosen(num_experts * (1 - missed**tokens), tokens * choices)
+
+
+def _experts_s(level: MemoryLevel, costs: ModelCosts, chosen: Chosen) -> float:
+    """Return the seconds of a layer's experts, in one call."""
+    if not chosen.pairs:
+        return 0.0
+    work = KernelWork(
+        "experts",
+        costs.formats.matrices,
+        chosen.distinct * costs.expert_bytes,
+        2.0 * chosen.pairs * costs.expert_values,
+        chosen.pairs / chosen.distinct,
+        costs.expert_values,
+    )
+    return work_seconds(level, work)
