@@ -145,6 +145,8 @@ def _check_fit(plan: Plan, here: HostResources) -> None:
         raise no_cuda(device, here)
     if config.offload is not None and config.offload.cuda is not None:
         allowed_bytes("device memory", config.offload.cuda.memory_bytes, here.accelerator_free_bytes)
+    if config.hybrid is not None and config.gpu_memory_bytes:
+        allowed_bytes("device memory", config.gpu_memory_bytes, here.accelerator_free_bytes)
     have = here.available_bytes + (here.process_bytes if config.memory is not None else 0)  # a limit covers both
     if plan.memory_bytes > have:
         raise CapacityError(

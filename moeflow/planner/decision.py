@@ -10,8 +10,10 @@ import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.packed.layout import SlabSpec
-from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig
+from moeflow.core.engine_config import BLOCK_SIZE, EngineConfig, ExpertSlotsConfig, MemoryPlan
 from moeflow.core.errors import ConfigError
+from moeflow.core.hardware import DEVICE, RAM
+from moeflow.core.hybrid_config import HybridConfig
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ExpertParallelConfig, ParallelConfig
 from moeflow.experts.predict.registry import COMBINED, WHOLE_PASS
@@ -25,7 +27,10 @@ from moeflow.planner.choices.device_weights import for_device, own_on_device, qu
 from moeflow.planner.choices.encoder_choice import check_expert_capacity, with_whole_inputs
 from moeflow.planner.choices.expert_plan import ExpertPlan, spec_of_shape
 from moeflow.planner.choices.gpu_limits import check_on_cpu, check_on_gpu
+from moeflow.planner.choices.gpu_main_memory import planned_memory
+from moeflow.planner.choices.hybrid_choice import SharedExperts, host_format, hybrid_batching
 from moeflow.planner.choices.kv_cache_choice import (
+    MIN_KV_TOKENS,
     KVCacheChoice,
     choose_kv_cache,
     kv_share,
@@ -57,8 +62,10 @@ from moeflow.planner.choices.weight_choice import (
     shares_layers,
 )
 from moeflow.planner.configuration import Choices, engine_config
+from moeflow.planner.costs.hybrid_costs import HybridCosts
+from moeflow.planner.costs.hybrid_sizes import HybridSizes
 from moeflow.planner.costs.model_costs import ModelCosts
-from moeflow.planner.costs.routing_profile import RoutingProfile
+from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.host_forecast import HostForecast, MachineOf, default_batching
 from moeflow.planner.memory_budget import MemoryBudget
@@ -84,6 +91,8 @@ class _Held(msgspec.Struct, frozen=True, kw_only=True):
     maps_together: bool  # replicas, from one file
     batching: Batching
     weight_bytes: int  # that must be in memory
+    shared: SharedExperts | None  # with the CPU; None: the device computes all
+    memory: MemoryPlan | None  # of a device's host; None: the host computes, or nothing limits it
 
 
 class Decision:
@@ -111,13 +120,14 @@ class Decision:
             self.settings = replace(settings, kv_cache_bytes=settings.kv_cache_bytes // self.num_replicas)
         self.usage = usage
         self.offloads_to_torch = offloads_to_torch
+        self.is_hybrid = False  # whether the CPU computes experts that the device has no memory for
         self.resources = resources
         self.shape = shape
         self.checkpoint = checkpoint
         self.machine_of = machine_of
         self.routing = routing
         self.reasons: Reasons = []
-        self.memory_bytes = 0  # of all replicas; 0: not known, for a device with its own
+        self.memory_bytes = 0  # main memory of all replicas; 0: not known
         self._is_table_on_disk = False  # of embeddings for each layer, once weights are chosen
         self._activation_bytes = 4  # likewise
 
@@ -145,6 +155,8 @@ class Decision:
         cache, num_kept_blocks = self._kv_cache(held, parallel)
         if device == "cpu" and not self.offloads_to_torch:
             self.memory_bytes = self._held_bytes(held, cache)
+        elif held.memory is not None:
+            self.memory_bytes = held.memory.process_bytes + held.memory.weight_bytes
         return self._engine_config(held, parallel, expert_parallel, cache, num_kept_blocks, lossy_top_k, speculators)
 
     def _held_bytes(self, held: _Held, cache: KVCacheChoice) -> int:
@@ -197,9 +209,14 @@ class Decision:
         plan = None
         if spec is not None and settings.memory_bytes:
             plan = self._expert_plan(weights, spec, dtype, maps_together=maps_together)
-        batching = self._batching(batching, weights, plan, cpu_isa)
+        if self.is_hybrid:
+            batching = self._hybrid_batching(batching, weights, device)
+        else:
+            batching = self._batching(batching, weights, plan, cpu_isa)
         budget.set_beside_weights(cpu_isa, batching)
-        budget.count_passes_on_gpu(weights, batching, self.reasons)
+        shared = self._shared_experts(weights, batching) if self.is_hybrid else None
+        if shared is None:
+            budget.count_passes_on_gpu(weights, batching, self.reasons)
         return _Held(
             device=device,
             cpu_isa=cpu_isa,
@@ -210,7 +227,47 @@ class Decision:
             plan=plan,
             maps_together=maps_together,
             batching=batching,
-            weight_bytes=budget.check_weights(weights, plan),
+            weight_bytes=budget.check_weights(weights, plan) if shared is None else 0,
+            shared=shared,
+            memory=self._memory_beside_gpu(device, shared, batching),
+        )
+
+    def _shared_experts(self, weights: WeightChoice, batching: Batching) -> SharedExperts:
+        """Return what the device and the CPU share."""
+        isa = choose_cpu_isa(self.settings.cpu_isa, "cpu", self.reasons)
+        return SharedExperts(
+            sizes=HybridSizes(self._costs(weights), host_format(weights, self.checkpoint)),
+            cpu_isa=isa or ANY_ISA,
+            num_tokens=batching.max_num_batched_tokens,
+            capacity_bytes=self.budget.free_bytes - self.budget.beside_process,
+        )
+
+    def _memory_beside_gpu(self, device: str, shared: SharedExperts | None, batching: Batching) -> MemoryPlan | None:
+        """Return the use of main memory beside a GPU; None: it is not limited, or the CPU computes."""
+        if device == "cpu" or (shared is None and self.settings.memory_bytes is None):
+            return None
+        sizes = None if shared is None else shared.sizes
+        return planned_memory(self.settings, self.resources, self.shape, sizes, batching.max_num_batched_tokens)
+
+    def _hybrid_batching(self, default: Batching, weights: WeightChoice, device: str) -> Batching:
+        """Return the batching for a device that shares experts with the CPU."""
+        self.host.ask_with_device(self._costs(weights), device)
+        limits = {DEVICE: self.budget.free_bytes - self.budget.beside_process, RAM: self.resources.available_bytes}
+        objective = self.usage.objective(limits, has_device=True)
+        chosen = hybrid_batching(default, self.settings, self.usage, self._hybrid_costs(weights), objective)
+        self.reasons += chosen.reasons()
+        return chosen
+
+    def _hybrid_costs(self, weights: WeightChoice) -> HybridCosts | None:
+        """Return the costs of sharing experts; None: the machine's speed is unknown."""
+        if self.host.machine is None:
+            return None
+        return HybridCosts(
+            self.host.machine,
+            self._costs(weights),
+            self.usage.workload,
+            routing=self.host.routing or EVEN_ROUTING,
+            host_format=host_format(weights, self.checkpoint),
         )
 
     def _batching(self, default: Batching, weights: WeightChoice, plan: ExpertPlan | None, cpu_isa: str) -> Batching:
@@ -243,15 +300,40 @@ class Decision:
             settings,
             of_ranks.kv_shape,
             torch_dtype=self._attention_dtype(held) if attends_in_torch else None,
-            left_bytes=self.budget.left_for_kv(held.weight_bytes),
+            left_bytes=self._bytes_for_kv(held),
             share=share,
             max_num_seqs=max_num_seqs,
-            least_blocks=self.usage.blocks_to_reserve(max_num_seqs),
+            least_blocks=self._least_blocks(held),
             reasons=self.reasons,
         )
         if parallel is not None:
             of_ranks.explain(cache.num_bytes, self.reasons)
         return cache, None if held.plan is None else num_kept_blocks(settings, cache, share)
+
+    def _bytes_for_kv(self, held: _Held) -> int:
+        """Return what keys and values may take."""
+        if held.shared is not None:
+            return held.shared.bytes_for_kv(held.weights, held.device)
+        return self.budget.left_for_kv(held.weight_bytes)
+
+    def _least_blocks(self, held: _Held) -> int:
+        """Return the KV blocks that must fit; a usual request comes before experts on a GPU."""
+        reserved = self.usage.blocks_to_reserve(held.batching.max_num_seqs)
+        if held.shared is None or self.settings.kv_cache_bytes is not None:
+            return reserved
+        usual = ceil(min(self.settings.max_model_len or self.shape.max_position, MIN_KV_TOKENS) / BLOCK_SIZE)
+        if self.usage.is_interactive:
+            return max(reserved, usual)
+        return max(reserved, usual, held.batching.max_num_seqs * ceil(self.usage.workload.max_tokens / BLOCK_SIZE))
+
+    def _hybrid(self, held: _Held, cache: KVCacheChoice) -> HybridConfig | None:
+        """Return how the device and the CPU share experts; None: the device computes all."""
+        shared = held.shared
+        if shared is None:
+            return None
+        costs = self._hybrid_costs(held.weights)
+        number = 1 if self.usage.is_interactive else held.batching.max_num_seqs
+        return shared.config(cache.num_bytes, costs, max_num_seqs=number, reasons=self.reasons)
 
     def _attention_dtype(self, held: _Held) -> str:
         """Return the type of keys and values in torch; where the host attends, its kernels must know it."""
@@ -283,13 +365,20 @@ class Decision:
             packed_file=self._packed_file(held),
             parallel=parallel,
             expert_parallel=expert_parallel,
+            hybrid=self._hybrid(held, cache),
             gpu_memory_bytes=settings.gpu_memory_bytes or 0,
-            memory=self.budget.memory_plan(held.weight_bytes if plan is None else plan.resident_bytes),
+            memory=self._memory(held),
             lossy_top_k=lossy_top_k,
             speculators=speculators,
         )
         path = path_in_plan(str(settings.model)) if checkpoint is None else str(checkpoint.path)
         return engine_config(settings, self.shape, checkpoint, choices, self.reasons, model_path=path)
+
+    def _memory(self, held: _Held) -> MemoryPlan | None:
+        """Return what a limit is divided into; None: there is none."""
+        if held.device != "cpu":
+            return None if self.settings.memory_bytes is None else held.memory
+        return self.budget.memory_plan(held.weight_bytes if held.plan is None else held.plan.resident_bytes)
 
     def _speculators(self, device: str, cpu_isa: str) -> SpeculatorChoice:
         """Return the speculators, and count their memory."""
@@ -376,11 +465,13 @@ class Decision:
         return choose_packed_file(self.settings, self.checkpoint, held.spec, held.packed_file, self.reasons)
 
     def _costs(self, weights: WeightChoice) -> ModelCosts:
-        kv_dtype = "float32" if self.settings.kv_dtype == "auto" else self.settings.kv_dtype
-        return ModelCosts(
-            self.shape,
-            weights.costed(kv_dtype, activation_bytes=self._activation_bytes, is_table_on_disk=self._is_table_on_disk),
+        kv_dtype = weights.embeddings if self.is_hybrid else "float32"
+        formats = weights.costed(
+            kv_dtype if self.settings.kv_dtype == "auto" else self.settings.kv_dtype,
+            activation_bytes=self._activation_bytes,
+            is_table_on_disk=self._is_table_on_disk,
         )
+        return ModelCosts(self.shape, formats)
 
     def _expert_plan(
         self, weights: WeightChoice, spec: SlabSpec, dtype: str, *, maps_together: bool
@@ -439,7 +530,7 @@ class Decision:
             elif device == "cpu" and not self.offloads_to_torch:
                 choice = for_torch(self.checkpoint, self._fits_well)
             else:
-                of_device = own_on_device if on_gpu else for_device
+                of_device = own_on_device if on_gpu and not self.is_hybrid else for_device
                 choice = of_device(self.checkpoint, has_bfloat16=self.resources.has_bfloat16)
             self.reasons.append(("weights", f"{choice.matrices}: {choice.reason}"))
         return choice.with_routers(self.checkpoint)

@@ -22,7 +22,7 @@ from moeflow.core.units import format_bytes
 from moeflow.planner.choices.batching_choice import Batching
 from moeflow.planner.choices.device_weights import for_device, in_half, own_on_device, quantized_on_device
 from moeflow.planner.choices.gpu_limits import check_on_gpu
-from moeflow.planner.choices.hybrid_choice import can_be_hybrid, host_format, hybrid_config
+from moeflow.planner.choices.hybrid_choice import can_be_hybrid, can_move_experts, host_format, hybrid_config
 from moeflow.planner.choices.kv_cache_choice import KVCacheChoice
 from moeflow.planner.choices.processor_choice import ANY_ISA, choose_cpu_isa, choose_num_threads
 from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice
@@ -74,7 +74,7 @@ def plan_described(
     """
     with opened_model(str(settings.model), needs_weights=False) as (checkpoint, shape):
         usage.check(shape, str(settings.model))
-        check_on_gpu(dataclasses.replace(settings, memory_bytes=None), shape)  # a limit is for main memory
+        check_on_gpu(settings, shape)
         what = (settings, usage, checkpoint, shape, machine_of)
         try:
             return _Described(*what, has_bfloat16=has_bfloat16, routing=routing).plan()
@@ -136,7 +136,7 @@ class _Described:
     def _cost_model(self) -> CostModel:
         """Return the costs, with those of a host that computes experts if the model has any."""
         known = (self.machine, self.costs, self.usage.workload)
-        if not can_be_hybrid(self.settings, self.shape, self.weights):
+        if not (can_be_hybrid(self.settings, self.shape) and can_move_experts(self.weights)):
             return CostModel(*known, routing=self.routing, process_bytes=PROCESS_BYTES)
         experts = host_format(self.weights, self.checkpoint)
         return HybridCosts(*known, routing=self.routing, process_bytes=PROCESS_BYTES, host_format=experts)
@@ -192,7 +192,8 @@ class _Described:
             return None
         assert isinstance(model, HybridCosts), "such a policy was found with these costs"
         isa = "" if self.checkpoint is None else choose_cpu_isa(self.settings.cpu_isa, "cpu", [])
-        return hybrid_config(model, policy.num_gpu_experts, cpu_isa=isa or ANY_ISA, max_tokens=policy.chunk_tokens)
+        number, tokens = policy.num_gpu_experts, policy.chunk_tokens
+        return hybrid_config(model.sizes, model, number, cpu_isa=isa or ANY_ISA, max_tokens=tokens)
 
     def _num_threads(self) -> int:
         """Return the threads of each process, on the machine that makes the plan; 0: there is nothing to run."""

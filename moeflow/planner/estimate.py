@@ -16,8 +16,9 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.plan import Plan, Policy, Workload
 from moeflow.planner.choices.offload_plan import costs_of
 from moeflow.planner.costs.cost_model import BLOCK_TOKENS, CostModel, IntegerPolicy, Prediction, overlaps
+from moeflow.planner.costs.hybrid_costs import HybridCosts, hybrid_policy_of
 from moeflow.planner.costs.model_costs import ModelCosts
-from moeflow.planner.costs.process_memory import ENGINE_BYTES, planned_bytes
+from moeflow.planner.costs.process_memory import CUDA_BYTES, ENGINE_BYTES, planned_bytes
 from moeflow.planner.costs.rank_costs import ALONE, Sharing
 from moeflow.planner.costs.remote_waits import RemoteRates, step_with_lenders_s
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
@@ -75,6 +76,15 @@ class Estimator(msgspec.Struct, frozen=True):
 
     def costs(self, workload: Workload) -> CostModel:
         """Return the costs of a workload."""
+        if (hybrid := self.config.hybrid) is not None:
+            return HybridCosts(
+                self.machine,
+                self._costs,
+                workload,
+                routing=self.routing or EVEN_ROUTING,
+                process_bytes=self._process_bytes + CUDA_BYTES,
+                host_format=hybrid.cpu_weight_format,
+            )
         return host_costs(
             self._costs,
             self.machine,
@@ -87,6 +97,9 @@ class Estimator(msgspec.Struct, frozen=True):
 
     def policy(self, batch_size: int, max_tokens: int) -> Policy:
         """Return the configuration's effect on a batch: its keys and values take memory from experts."""
+        tokens_a_pass, hybrid = self.config.scheduler.max_num_batched_tokens, self.config.hybrid
+        if hybrid is not None:
+            return hybrid_policy_of(self._costs, batch_size, hybrid.num_gpu_experts, tokens_a_pass)
         on_disk = 0.0
         if (experts := self.config.experts) is not None:
             total = self._costs.num_moe_layers * self.shape.routing.num_experts
@@ -101,7 +114,7 @@ class Estimator(msgspec.Struct, frozen=True):
             attention_on_device=False,
             ffn_on_device=False,
             experts_on_disk=on_disk,
-            chunk_tokens=self.config.scheduler.max_num_batched_tokens,
+            chunk_tokens=tokens_a_pass,
         )
 
     @property

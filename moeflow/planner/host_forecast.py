@@ -12,7 +12,7 @@ import msgspec
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.engine_config import BLOCK_SIZE
 from moeflow.core.errors import CapacityError
-from moeflow.core.hardware import RAM, Machine
+from moeflow.core.hardware import DEVICE, RAM, Machine
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.batching_choice import (
@@ -45,6 +45,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     costs: ModelCosts
     packed_file: Path | None  # that experts come from, once it is written; None: all fit into memory
     has_ranks: bool = False
+    device: str = ""  # the GPU that computes, too; empty: none
 
 
 MachineOf = Callable[[Wanted], Machine | None]
@@ -88,6 +89,12 @@ class HostForecast:
         self.machine = self._machine_of(Wanted(costs=self._costs_of(weights), packed_file=file, has_ranks=has_ranks))
         if self.machine is not None:
             self.routing = self.routing or known_routing(self._checkpoint, self._settings.cache_dir)
+
+    def ask_with_device(self, costs: ModelCosts, device: str) -> None:
+        """Learn how fast the machine and a GPU are that share experts, if both are known, and how routers choose."""
+        machine = self._machine_of(Wanted(costs=costs, packed_file=None, device=device))
+        self.machine = machine if machine is not None and machine.has(DEVICE) else None
+        self.routing = self.routing or known_routing(self._checkpoint, self._settings.cache_dir)
 
     def batching(
         self, default: Batching, weights: WeightChoice, plan: ExpertPlan | None, cpu_isa: str, reasons: Reasons

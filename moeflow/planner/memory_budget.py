@@ -75,11 +75,11 @@ class MemoryBudget:
             self._shape, batching.max_num_seqs, self.free_bytes, shares_prefixes=shares_prefixes
         )
         if not cpu_isa or self._settings.memory_bytes is None:
-            self.process_bytes, self.work_bytes = PROCESS_BYTES + self._beside_process, 0
+            self.process_bytes, self.work_bytes = PROCESS_BYTES + self.beside_process, 0
             return
         is_served = self._settings.is_served
         held_bytes = planned_bytes(self._resources.process_bytes, self._shape, is_served=is_served)
-        self.process_bytes = held_bytes + margin_bytes(is_served=is_served) + self._beside_process
+        self.process_bytes = held_bytes + margin_bytes(is_served=is_served) + self.beside_process
         self.work_bytes = work_bytes(
             self._shape, num_tokens=batching.max_num_batched_tokens, num_sampled=batching.max_num_seqs
         )
@@ -98,7 +98,8 @@ class MemoryBudget:
         reasons.append(("work space", f"{format_bytes(passes)} for a pass, {format_bytes(graphs)} for CUDA graphs"))
 
     @property
-    def _beside_process(self) -> int:
+    def beside_process(self) -> int:
+        """What engines hold in any case beside weights, keys and values: drafts, predictors, states, buffers."""
         state_bytes = self.num_state_slots * self._shape.state_bytes
         return self.draft_bytes + self.predictor_bytes + self.prompt_cache_bytes + state_bytes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,7 +14,7 @@ from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DEVICE, DISK, Machine
 from moeflow.core.offload_config import CUDA, PREFIX, parse_cuda_device
 from moeflow.core.plan import HYBRID, RESIDENT, Plan
-from moeflow.kernels.on_demand import on_demand, torch
+from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.choices.gpu_limits import gpu_refusal
 from moeflow.planner.choices.hybrid_choice import Compared
 from moeflow.planner.choices.memory_allowance import allowed_bytes
@@ -41,7 +41,7 @@ with on_demand(__name__):
     import shutil
 
     from moeflow.planner import described
-    from moeflow.planner.hardware import calibrate_device, disk_rates, machine_files, measuring_process
+    from moeflow.planner.hardware import disk_rates, gpu_figures, machine_files, measuring_process
     from moeflow.planner.search import sensitivity
 
 _SHAPE_ON_GPU: Final = "without weights here, a model is planned for a GPU only if --device names it"
@@ -84,7 +84,12 @@ def plan_for_start(
         )
         is_apart = settings.is_served or settings.memory_bytes is not None  # all that this process keeps counts
         measure = measuring_process.measure_apart if is_apart else measured_for_start
-        return machine_for_start(cache_folder(settings.cache_dir), needs, measure=measure, on_step=on_step)
+        machine = machine_for_start(cache_folder(settings.cache_dir), needs, measure=measure, on_step=on_step)
+        if not wanted.device:
+            return machine
+        with suppress(ConfigError):  # of a GPU that cannot be measured: the CPU computes, unless the user names it
+            return _with_device(machine, wanted.device, settings, here, on_step)
+        return machine
 
     return resolve(settings, usage, machine_of=machine, resources=here).plan
 
@@ -123,7 +128,7 @@ def _why_host(settings: Settings) -> str:
     if settings.device != "auto":
         return ""
     with opened_model(str(settings.model), needs_weights=False) as (_, shape):
-        refusal = gpu_refusal(dataclasses.replace(settings, memory_bytes=None), shape)  # a limit is for main memory
+        refusal = gpu_refusal(settings, shape)
     return refusal.reason if refusal else ""
 
 
@@ -152,7 +157,7 @@ def _faster(
     compared = Compared.of(hybrid.plan.forecast, alone.plan.forecast, request.usage)
     faster = hybrid if compared.is_worth else alone
     others = (it for it in faster.plan.reasons if it[0] != "device")
-    plan = dataclasses.replace(faster.plan, reasons=(*others, compared.reason(hybrid.plan.config.device)))
+    plan = dataclasses.replace(faster.plan, reasons=(*others, ("device", compared.reason(hybrid.plan.config.device))))
     return dataclasses.replace(faster, plan=plan)
 
 
@@ -163,7 +168,9 @@ def _plan_device(request: PlanRequest, named: Machine | None, on_step: OnStep) -
         named = _limited(named, settings)
 
     def machine(wanted: Wanted) -> Machine:
-        found = named or _with_device(_measured_here(request, wanted, on_step), settings, on_step)
+        found = named or _measured_here(request, wanted, on_step)
+        if named is None and _gpu_name(settings):
+            found = _with_device(found, settings.device, settings, None, on_step)
         on_step("the best policy")
         return found
 
@@ -193,7 +200,10 @@ def _plan_host(request: PlanRequest, named: Machine | None, on_step: OnStep, why
         named = named.without_device()
 
     def machine(wanted: Wanted) -> Machine:
-        measured.append(named or _measured_here(request, wanted, on_step))
+        found = named or _measured_here(request, wanted, on_step)
+        if wanted.device:
+            found = _with_device(found, wanted.device, request.settings, None, on_step)
+        measured.append(found)
         on_step("the best policy")
         return measured[-1]
 
@@ -297,15 +307,18 @@ def _with_file_link(machine: Machine, file: Path | None, on_step: OnStep) -> Mac
     return dataclasses.replace(machine, links=(*(it for it in machine.links if it.source != DISK), link))
 
 
-def _with_device(machine: Machine, settings: Settings, on_step: OnStep) -> Machine:
-    """Return a machine with the GPU that the settings name, measured; none: as it is. Blocks: for about a second."""
-    if not _gpu_name(settings):
-        return machine
-    name, memory_bytes = parse_cuda_device(settings.device)
+def _with_device(
+    machine: Machine, device: str, settings: Settings, here: HostResources | None, on_step: OnStep
+) -> Machine:
+    """Return a machine with a GPU, measured; `here` None: ask for its free memory.
+
+    Blocks: for some seconds. Raises: ConfigError if it cannot be measured.
+    """
+    name, memory_bytes = parse_cuda_device(device)
     on_step(f"{name} and its link")
-    limit = settings.gpu_memory_bytes or host_resources(settings.device, settings.cache_dir).accelerator_free_bytes
-    level, *links = calibrate_device.measure_device(torch.device(name), memory_bytes or limit)
-    return dataclasses.replace(machine, levels=(*machine.levels, level), links=(*machine.links, *links), num_devices=1)
+    here = here or host_resources(device, settings.cache_dir)
+    memory_bytes = memory_bytes or settings.gpu_memory_bytes or here.accelerator_free_bytes
+    return gpu_figures.with_gpu(machine, gpu_figures.gpu_figures(name, memory_bytes))
 
 
 def _limited(machine: Machine, settings: Settings) -> Machine:

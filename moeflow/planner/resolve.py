@@ -5,7 +5,6 @@ Only headers are read, and once; what cannot fit is refused before loading.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -13,10 +12,9 @@ import msgspec
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CapacityError, ConfigError
-from moeflow.core.hardware import DISK
-from moeflow.core.model_config import ModelConfig
 from moeflow.core.plan import Plan
 from moeflow.kernels.on_demand import import_torch
+from moeflow.planner.best_device import BestDevice, made_plan
 from moeflow.planner.choices.device_offload import (
     check_pipelines,
     computes_in_torch,
@@ -24,7 +22,6 @@ from moeflow.planner.choices.device_offload import (
     settings_of_host,
     with_pipeline,
 )
-from moeflow.planner.choices.gpu_limits import check_on_cpu, why_not_automatic, why_too_short
 from moeflow.planner.choices.offload_plan import OffloadOverrides, costs_of
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.costs.routing_profile import RoutingProfile
@@ -36,7 +33,7 @@ from moeflow.planner.model_files import opened_model
 from moeflow.planner.offload_estimate import OffloadEstimator
 from moeflow.planner.pipeline_choice import choose_pipeline, with_device
 from moeflow.planner.usage import SERVING, Usage
-from moeflow.settings.settings import Settings, to_plain
+from moeflow.settings.settings import Settings
 
 
 class Resolved(msgspec.Struct, frozen=True):
@@ -120,29 +117,16 @@ def _resolve(
             in_torch = computes_in_torch(overrides)
             decision = Decision(on_host, usage, resources, checkpoint, shape, unmeasured, offloads_to_torch=in_torch)
             return _offloaded(decision, overrides, settings, machine_of)
-        decision, config = _on_best_device(
-            settings,
-            shape,
-            resources,
-            lambda chosen: Decision(chosen, usage, resources, checkpoint, shape, machine_of, routing=routing),
+        best = BestDevice(
+            settings=settings,
+            usage=usage,
+            resources=resources,
+            checkpoint=checkpoint,
+            shape=shape,
+            machine_of=machine_of,
+            routing=routing,
         )
-        plan = replace(
-            _plan(config, settings, usage, decision.reasons),
-            num_replicas=decision.num_replicas,
-            memory_bytes=decision.memory_bytes,
-        )
-        machine = decision.host.machine
-        if machine is None or shape.is_encoder_only or (plan.config.experts is not None and not machine.has(DISK)):
-            return Resolved(plan, None)
-        estimator = Estimator(
-            plan.config,
-            shape,
-            machine,
-            is_served=settings.is_served,
-            routing=decision.host.routing,
-            num_replicas=decision.num_replicas,
-        )
-        return Resolved(estimator.complete(plan), estimator)
+        return Resolved(*best.found())
 
 
 def _offloaded(decision: Decision, overrides: OffloadOverrides, settings: Settings, machine_of: MachineOf) -> Resolved:
@@ -156,49 +140,8 @@ def _offloaded(decision: Decision, overrides: OffloadOverrides, settings: Settin
         machine = with_device(machine, overrides.device)
         overrides, why = choose_pipeline(overrides, costs, config.scheduler, machine, usage)
     config, reasons = with_pipeline(config, overrides, shape)
-    plan = _plan(config, settings, usage, [*decision.reasons, *why, *reasons])
+    plan = made_plan(config, settings, usage, [*decision.reasons, *why, *reasons])
     if machine is None:
         return Resolved(plan, None)
     estimator = OffloadEstimator(config, shape, machine)
     return Resolved(estimator.complete(plan), estimator)
-
-
-def _on_best_device(
-    settings: Settings, shape: ModelConfig, resources: HostResources, decide: Callable[[Settings], Decision]
-) -> tuple[Decision, EngineConfig]:
-    """Return the decision for the asked device; for "auto" on a GPU that runs the model as asked, else on the CPU.
-
-    Raises: as `Decision.config`; ConfigError for settings of a GPU where the CPU computes.
-    """
-    if settings.device != "auto":
-        decision = decide(settings)
-        return decision, decision.config()
-    reason = why_not_automatic(settings, shape, resources)
-    if not reason:
-        assert resources.accelerator is not None, "without a GPU there is a reason"
-        decision = decide(replace(settings, device=resources.accelerator))
-        try:
-            config = decision.config()
-        except CapacityError as error:
-            if settings.gpu_memory_bytes is not None:
-                raise
-            reason = f"{resources.accelerator} does not hold the model: {error}"
-        else:
-            decision.reasons.append(("device", f"{resources.accelerator}: it holds the model"))
-            if not (reason := why_too_short(config, settings, shape)):
-                return decision, config
-    check_on_cpu(settings, reason)
-    decision = decide(replace(settings, device="cpu"))
-    decision.reasons.append(("device", f"cpu: {reason}"))
-    return decision, decision.config()
-
-
-def _plan(config: EngineConfig, settings: Settings, usage: Usage, reasons: Reasons) -> Plan:
-    return Plan(
-        config=config,
-        settings=to_plain(settings),
-        goal=usage.goal,
-        workload=usage.workload,
-        machine="this machine",
-        reasons=tuple(reasons),
-    )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,13 +11,12 @@ import pytest
 from moeflow.core.errors import CapacityError
 from moeflow.core.units import MIB
 from moeflow.kernels.cpu import extension
-from moeflow.models.registry import read_bare_config
 from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.resolve import resolve
 from moeflow.planner.usage import CONVERSATION, OFFLINE, SERVING, Usage
 from moeflow.settings.settings import Settings
-from studies.hollow_model import layer_shapes, outer_shapes
 from tests.planner.examples import machine
+from tests.planner.holes import write_holes
 
 pytestmark = [pytest.mark.skipif(not extension.is_available(), reason=extension.why_not()), pytest.mark.slow]
 
@@ -43,32 +40,9 @@ class Outcome:
     alone_tokens_per_s: float
 
 
-def write_holes(folder: Path, name: str) -> float:
-    """Write a checkpoint whose weights are holes in a file; return the MiB of the weights."""
-    keys = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    keys += ("num_key_value_heads", "num_local_experts", "num_experts_per_tok")
-    config = {"model_type": "mixtral", "max_position_embeddings": 8192, "rms_norm_eps": 1e-5}
-    config |= dict(zip(keys, MODELS[name], strict=True))
-    (folder / "config.json").write_text(json.dumps(config))
-    shape = read_bare_config(folder / "config.json")
-    shapes = dict(outer_shapes(shape))
-    for layer in range(shape.num_layers):
-        shapes |= layer_shapes(shape, layer)
-    header: dict[str, object] = {}
-    end = 0
-    for tensor, sizes in shapes.items():
-        begin, end = end, end + 2 * math.prod(sizes)
-        header[tensor] = {"dtype": "BF16", "shape": list(sizes), "data_offsets": [begin, end]}
-    raw = json.dumps(header).encode()
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(raw).to_bytes(8, "little") + raw)
-        file.truncate(8 + len(raw) + end)
-    return end / MIB
-
-
 def outcomes(folder: Path, name: str, usage: Usage, step: int) -> list[Outcome | None]:
     """Return the plans of every `step`-th size, from too little memory to more than enough; None: refused."""
-    weights = write_holes(folder, name)
+    weights = write_holes(folder, MODELS[name])
     found: list[Outcome | None] = []
     for number in range(0, NUM_SIZES[usage], step):
         size = int((150 + (1.3 * weights + 900) * number / NUM_SIZES[usage]) * MIB)

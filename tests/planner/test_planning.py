@@ -16,7 +16,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.planner import planning
 from moeflow.planner import resolve as resolving
 from moeflow.planner.choices.packed_files import pack
-from moeflow.planner.hardware import calibrate_device
+from moeflow.planner.hardware import gpu_figures
 from moeflow.planner.hardware.hardware_json import machine_to_json
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.host_forecast import Wanted
@@ -175,11 +175,12 @@ def test_a_gpu_of_this_machine_is_measured_and_planned_for(config, monkeypatch, 
     asked = []
     monkeypatch.setattr(planning, "host_resources", lambda *_: here)
     monkeypatch.setattr(planning, "this_machine", lambda *_, **__: machine(ram=2 * 10**9))
-    monkeypatch.setattr(calibrate_device, "measure_device", lambda *given: asked.append(given) or (level, *links))
+    figures = gpu_figures.GpuFigures(level, *links)
+    monkeypatch.setattr(gpu_figures, "gpu_figures", lambda *given: asked.append(given) or figures)
     for device, memory_bytes in (("cuda", 2**31), ("cuda:0:1GiB", 2**30)):
         settings = Settings(model=config, device=device, cache_dir=tmp_path / "not made yet")
         plan = plan_for(PlanRequest(settings=settings, usage=usage())).plan
-        assert asked.pop() == (torch.device("cuda:0"), memory_bytes)
+        assert asked.pop() == ("cuda:0", memory_bytes)
         assert plan.forecast.policy.ffn_on_device
         assert plan.pipeline in ("cgopipe", "flexgen", "zero-inference", "resident")
 
@@ -204,7 +205,7 @@ def test_without_an_option_the_device_is_that_of_a_start(settings, device, monke
     for module in (planning, resolving):
         monkeypatch.setattr(module, "host_resources", lambda *_: here)
     monkeypatch.setattr(planning, "this_machine", lambda *_, **__: machine(ram=2 * 10**9))
-    monkeypatch.setattr(calibrate_device, "measure_device", lambda *_: (level, *links))
+    monkeypatch.setattr(gpu_figures, "gpu_figures", lambda *_: gpu_figures.GpuFigures(level, *links))
     write_tiny_mixtral(tmp_path / "model")
     asked = Settings(model=str(tmp_path / "model"), cache_dir=tmp_path, **settings)
     plan = plan_for(PlanRequest(settings=asked, usage=usage())).plan

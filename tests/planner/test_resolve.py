@@ -236,8 +236,18 @@ def test_device_memory_is_limited_where_there_is_a_device(model):
     assert config.kv_cache_bytes < GIB
     with pytest.raises(CapacityError, match=r"device memory limit of 5\.0 GiB .* 4\.0 GiB are free"):
         resolve(Settings(model=model, gpu_memory_bytes=5 * GIB), resources=with_device)
-    with pytest.raises(ConfigError, match="--gpu-memory"):
-        resolve(Settings(model=model, device="cuda", memory_bytes=GIB), resources=with_device)
+
+
+def test_main_memory_is_limited_beside_a_gpu(model):
+    with_device = machine(accelerator="cuda", accelerator_free_bytes=4 * GIB)
+    for limits in ({}, {"gpu_memory_bytes": 2 * GIB}):
+        asked = Settings(model=model, device="cuda", memory_bytes=GIB, **limits)
+        config = resolve(asked, resources=with_device).config
+        assert (config.device, config.memory_bytes) == ("cuda", GIB)
+        assert config.memory.process_bytes < GIB
+    with pytest.raises(CapacityError, match=r"beside a GPU needs .*, but 300\.0 MiB are allowed: raise .*--memory"):
+        resolve(Settings(model=model, device="cuda", memory_bytes=300 * MIB), resources=with_device)
+    assert resolve(Settings(model=model, memory_bytes=300 * MIB), resources=with_device).config.device == "cpu"
 
 
 def test_what_this_process_holds_already_is_within_its_limit(model):

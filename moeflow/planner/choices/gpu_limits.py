@@ -23,7 +23,6 @@ _REPLICAS: Final = "replicas compute with the CPU's kernels"
 _PROMPTS: Final = "only the CPU's kernels compute the same keys and values every time"
 _ON_CPU_ONLY: Final[Mapping[str, str]] = {  # field of `Settings` -> reason
     "packed_weights_file": "it has weights in the layout of the CPU's kernels",
-    "memory_bytes": "it limits main memory, and --gpu-memory a GPU's",
     "prompt_cache": _PROMPTS,
     "prompt_cache_bytes": _PROMPTS,
     "num_ranks": _RANKS,

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
+import msgspec
+
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.core.errors import CapacityError
 from moeflow.core.hybrid_config import HybridConfig
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import CUDA, parse_cuda_device
 from moeflow.core.plan import Forecast, Workload
+from moeflow.core.units import format_bytes
 from moeflow.kernels.packed_bands import FORMATS as MOVABLE_FORMATS
 from moeflow.kernels.weight_format import WeightFormat
+from moeflow.planner.choices.batching_choice import Batching
 from moeflow.planner.choices.device_weights import stored_formats
-from moeflow.planner.choices.weight_choice import WeightChoice
-from moeflow.planner.costs.hybrid_costs import HybridCosts
+from moeflow.planner.choices.processor_choice import Reasons
+from moeflow.planner.choices.weight_choice import WeightChoice, instead_of
+from moeflow.planner.costs.hybrid_costs import CHUNK_TOKENS, HybridCosts
+from moeflow.planner.costs.hybrid_sizes import HybridSizes
+from moeflow.planner.search.hybrid_search import search_hybrid
+from moeflow.planner.search.objective import FINE, WHY_SO_MANY, Objective
 from moeflow.planner.usage import Usage
 from moeflow.settings.settings import Settings
 
 
-def can_be_hybrid(settings: Settings, shape: ModelConfig, weights: WeightChoice) -> bool:
-    """Return whether the CPU may compute experts of a model beside a GPU; not where the user asks for a pipeline.
-
-    Experts in the blocks of a file have no way from the CPU's layout to the GPU's.
-    """
-    if weights.layers or weights.matrices not in (*MOVABLE_FORMATS, "float16"):
-        return False
+def can_be_hybrid(settings: Settings, shape: ModelConfig) -> bool:
+    """Return whether the CPU may compute experts of a model beside a GPU; not where the user asks for a pipeline."""
     is_cuda = settings.device.split(":")[0] == CUDA
     names_memory = is_cuda and parse_cuda_device(settings.device)[1] is not None
     asked = (settings.pipeline, settings.micro_batch, settings.resident_experts)
     return bool(shape.routing.num_experts) and not names_memory and asked == (None, None, None)
+
+
+def can_move_experts(weights: WeightChoice) -> bool:
+    """Return whether experts have a way from the CPU's layout to the GPU's; those in the blocks of a file have none."""
+    return not weights.layers and weights.matrices in (*MOVABLE_FORMATS, "float16")
 
 
 def host_format(weights: WeightChoice, checkpoint: Checkpoint | None) -> WeightFormat:
@@ -42,13 +52,65 @@ def host_format(weights: WeightChoice, checkpoint: Checkpoint | None) -> WeightF
     return "bfloat16" if is_narrow else "float32"
 
 
-def hybrid_config(model: HybridCosts, num_gpu_experts: int, *, cpu_isa: str, max_tokens: int) -> HybridConfig:
+def hybrid_batching(
+    default: Batching, settings: Settings, usage: Usage, costs: HybridCosts | None, objective: Objective
+) -> Batching:
+    """Return the batching that suits the usage. `costs` None: the machine's speed is unknown."""
+    found = default
+    if settings.max_num_batched_tokens is None:
+        why = "a long prompt then copies its experts once"
+        found = replace(found, max_num_batched_tokens=max(CHUNK_TOKENS, found.max_num_seqs), why_tokens=why)
+    if costs is None or usage.is_interactive or settings.max_num_seqs is not None:
+        return found
+    policy = search_hybrid(costs, objective, FINE)
+    if policy is None:
+        return found
+    tokens = max(found.max_num_batched_tokens, policy.batch_size)
+    return replace(
+        found, max_num_seqs=policy.batch_size, max_num_batched_tokens=tokens, why_seqs=WHY_SO_MANY[usage.goal]
+    )
+
+
+class SharedExperts(msgspec.Struct, frozen=True):
+    """A model whose experts a GPU and the CPU share, in the memory that there is."""
+
+    sizes: HybridSizes
+    cpu_isa: str  # that computes the CPU's experts
+    num_tokens: int  # of a pass at most
+    capacity_bytes: int  # of the GPU, for all that `HybridSizes` counts
+
+    def bytes_for_kv(self, weights: WeightChoice, device: str) -> int:
+        """Return what keys and values may take of the GPU. Raises: CapacityError if the other weights do not fit."""
+        need_bytes = self.sizes.device_bytes(0, self.num_tokens, 0)
+        if need_bytes > self.capacity_bytes:
+            raise CapacityError(
+                f"without experts, the model needs {format_bytes(need_bytes)} in {weights.name}, but "
+                f"{format_bytes(self.capacity_bytes)} of {device} are free: use {instead_of(weights.matrices)}, or "
+                "--device cpu"
+            )
+        return self.capacity_bytes - need_bytes
+
+    def config(self, kv_bytes: int, costs: HybridCosts | None, *, max_num_seqs: int, reasons: Reasons) -> HybridConfig:
+        """Return how experts are shared beside keys and values of so many bytes.
+
+        `costs` None: the machine's speed is unknown, and no experts are copied.
+        """
+        number = self.sizes.most_gpu_experts(self.capacity_bytes, self.num_tokens, kv_bytes) or 0
+        if costs is not None:
+            number = costs.best_gpu_experts(max_num_seqs, number)
+        reasons.append(("hybrid", f"{number} of {self.sizes.num_experts} experts of each layer have room on the GPU"))
+        return hybrid_config(self.sizes, costs, number, cpu_isa=self.cpu_isa, max_tokens=self.num_tokens)
+
+
+def hybrid_config(
+    sizes: HybridSizes, costs: HybridCosts | None, num_gpu_experts: int, *, cpu_isa: str, max_tokens: int
+) -> HybridConfig:
     """Return the configuration for passes over so many tokens at most."""
     return HybridConfig(
         num_gpu_experts=num_gpu_experts,
-        cpu_weight_format=model.host_format,
+        cpu_weight_format=sizes.host_format,
         cpu_isa=cpu_isa,
-        stream_tokens=model.stream_tokens(num_gpu_experts, max_tokens),
+        stream_tokens=0 if costs is None else costs.stream_tokens(num_gpu_experts, max_tokens),
     )
 
 
@@ -70,13 +132,13 @@ class Compared(NamedTuple):
         """Whether the GPU helps."""
         return self.hybrid > self.cpu
 
-    def reason(self, gpu: str) -> tuple[str, str]:
+    def reason(self, gpu: str) -> str:
         """Return the decision on the device, with both figures."""
         if self.is_worth:
             how = f"{gpu}: smaller than the model, so the CPU computes some experts"
-            return "device", f"{how}: {self.hybrid:.3g} tokens/s expected, {self.cpu:.3g} on the CPU alone"
+            return f"{how}: {self.hybrid:.3g} tokens/s expected, {self.cpu:.3g} on the CPU alone"
         how = f"cpu: {gpu} is smaller than the model, and sharing experts with it does not help"
-        return "device", f"{how}: {self.cpu:.3g} tokens/s expected, {self.hybrid:.3g} with {gpu}"
+        return f"{how}: {self.cpu:.3g} tokens/s expected, {self.hybrid:.3g} with {gpu}"
 
 
 def _alone_tokens_per_s(forecast: Forecast, workload: Workload) -> float:

@@ -1,7 +1,7 @@
 """Time and memory where a device holds some experts of each layer, and the host computes all others at the same time.
 
 The device holds all other weights, and keys and values. A layer with experts takes the device's other work, the way to
-the host and back, and the longer of two: the device's experts and the host's. A long pass may instead copy the host's
+the host and back, and the longer of two: the device's experts and the host's. A long pass may instead copy all other
 experts to the device, while the layers before them compute.
 """
 
@@ -14,24 +14,22 @@ from math import ceil
 from typing import Final, NamedTuple
 
 from moeflow.core.hardware import DEVICE, RAM, MemoryLevel
-from moeflow.core.hybrid_config import HybridConfig
 from moeflow.core.plan import Policy
 from moeflow.planner.costs.cost_model import (
     BLOCK_TOKENS,
     DEVICE_COMPUTE,
-    DEVICE_RESERVE_BYTES,
     FROM_DEVICE,
     HOST_COMPUTE,
     TO_DEVICE,
     CostModel,
     Prediction,
 )
+from moeflow.planner.costs.hybrid_sizes import HybridSizes
 from moeflow.planner.costs.model_costs import KernelWork, ModelCosts
 from moeflow.planner.costs.roofline import processor_of, work_seconds
 
-FLOAT_BYTES: Final = 4  # of a value that the host computes with
+CHUNK_TOKENS: Final = 2048  # of a pass over prompts: a long prompt then copies its experts once
 CHOICE_BYTES: Final = 8  # of an expert's number and weight, on the way to the host
-NUM_RINGS: Final = 4  # buffers of hidden states between the host and the device: two each way
 
 
 class Chosen(NamedTuple):
@@ -78,40 +76,18 @@ class HybridCosts(CostModel):
         number = policy.num_gpu_experts
         if number is None:
             return super().memory_of(policy)
-        costs, tokens = self.costs, max(policy.chunk_tokens, policy.batch_size)
-        kept_tokens = policy.batch_size * ceil(self.workload.max_tokens / BLOCK_TOKENS) * BLOCK_TOKENS
-        slots_bytes = costs.num_moe_layers * number * costs.expert_bytes + self.staging_bytes(number)
-        beside = DEVICE_RESERVE_BYTES + costs.activation_bytes(tokens)
-        device = costs.model_bytes - costs.experts_bytes + slots_bytes + kept_tokens * costs.kv_bytes + beside
-        return {RAM: self.process_bytes + self.host_bytes(tokens), DEVICE: device}
-
-    def host_bytes(self, num_tokens: int) -> float:
-        """Return the main memory of all experts, and of the buffers of passes over so many tokens."""
-        return self.host_experts.experts_bytes + NUM_RINGS * num_tokens * _row_bytes(self.costs)
+        tokens = max(policy.chunk_tokens, policy.batch_size)
+        device_bytes = self.sizes.device_bytes(number, tokens, self.kv_bytes(policy.batch_size))
+        return {RAM: self.process_bytes + self.sizes.host_bytes(tokens), DEVICE: device_bytes}
 
     @cached_property
-    def host_experts(self) -> ModelCosts:
-        """The costs of experts on the host."""
-        return replace(self.costs, formats=replace(self.costs.formats, matrices=self.host_format, layers=()))
+    def sizes(self) -> HybridSizes:
+        """The bytes of weights and of passes."""
+        return HybridSizes(self.costs, self.host_format)
 
-    def staging_bytes(self, num_gpu_experts: int) -> int:
-        """Return the bytes on the device for experts on their way there."""
-        config = HybridConfig(
-            num_gpu_experts=num_gpu_experts, cpu_weight_format=self.host_format, cpu_isa="", stream_tokens=1
-        )
-        packed, slot = self.host_experts.expert_bytes, self.costs.expert_bytes
-        return config.staging_bytes(self._num_experts, ceil(packed), ceil(slot))
-
-    def most_gpu_experts(self, policy: Policy, capacity_bytes: int) -> int | None:
-        """Return how many experts of each layer fit on the device beside the policy's keys and values.
-
-        None: the other weights do not fit either.
-        """
-        numbers = range(self._num_experts - 1, -1, -1)
-        return next(
-            (it for it in numbers if self.memory_of(replace(policy, num_gpu_experts=it))[DEVICE] <= capacity_bytes),
-            None,
-        )
+    def kv_bytes(self, batch_size: int) -> float:
+        """Return the keys and values of so many sequences."""
+        return batch_size * ceil(self.workload.max_tokens / BLOCK_TOKENS) * BLOCK_TOKENS * self.costs.kv_bytes
 
     def best_gpu_experts(self, batch_size: int, most: int) -> int:
         """Return how many of the experts that fit on the device are best there: the host must not wait for it."""
@@ -166,8 +142,8 @@ class HybridCosts(CostModel):
         costs, layers = self.costs, self.costs.num_moe_layers
         on_device, on_host = self._chosen(tokens, num_gpu_experts)
         device_s = layers * _experts_s(self.machine.level(DEVICE), costs, on_device)
-        host_s = layers * _experts_s(self.machine.level(RAM), self.host_experts, on_host)
-        row_bytes, choice_bytes = _row_bytes(costs), CHOICE_BYTES * costs.shape.routing.top_k
+        host_s = layers * _experts_s(self.machine.level(RAM), self.sizes.on_host, on_host)
+        row_bytes, choice_bytes = self.sizes.row_bytes, CHOICE_BYTES * costs.shape.routing.top_k
         there_s = layers * self.machine.link(DEVICE, RAM).seconds(tokens * (row_bytes + choice_bytes))
         back_s = layers * self.machine.link(RAM, DEVICE).seconds(tokens * row_bytes)
         others_s = self._others_s(tokens, attention, sampled)
@@ -180,14 +156,15 @@ class HybridCosts(CostModel):
         return HybridPass(others_s + self._seams_s + there_s + back_s + max(device_s, host_s), busy)
 
     def _streamed(self, tokens: float, attention: KernelWork, sampled: float, num_gpu_experts: int) -> HybridPass:
-        """Return a pass that copies the chosen experts to the device while it computes; the first layer waits."""
+        """Return a pass that copies all other experts to the device while it computes; the first layer waits."""
         costs, layers = self.costs, self.costs.num_moe_layers
-        on_device, copied = self._chosen(tokens, num_gpu_experts)
-        every = Chosen(on_device.distinct + copied.distinct, on_device.pairs + copied.pairs)
+        on_device, others = self._chosen(tokens, num_gpu_experts)
+        every = Chosen(on_device.distinct + others.distinct, on_device.pairs + others.pairs)
         device_s = self._others_s(tokens, attention, sampled)
         device_s += layers * _experts_s(self.machine.level(DEVICE), costs, every)
-        expert_bytes = self.host_experts.expert_bytes
-        copy_s = self.weight_link.seconds(copied.distinct * expert_bytes, expert_bytes)
+        expert_bytes = self.sizes.on_host.expert_bytes
+        copied_bytes = (self.sizes.num_experts - num_gpu_experts) * expert_bytes
+        copy_s = self.weight_link.seconds(copied_bytes, expert_bytes)
         busy = {DEVICE_COMPUTE: device_s, HOST_COMPUTE: 0.0, TO_DEVICE: layers * copy_s, FROM_DEVICE: 0.0}
         return HybridPass(self._seams_s + copy_s + max(device_s, (layers - 1) * copy_s), busy)
 
@@ -201,7 +178,7 @@ class HybridCosts(CostModel):
 
         The device has the most popular experts. Within either part, routers are taken to choose evenly.
         """
-        top_k, num_experts = self.costs.shape.routing.top_k, self._num_experts
+        top_k, num_experts = self.costs.shape.routing.top_k, self.sizes.num_experts
         cold = self.routing.cold_choices.misses(1 - num_gpu_experts / num_experts)
         num_cold = num_experts - num_gpu_experts
         return (
@@ -217,14 +194,20 @@ class HybridCosts(CostModel):
         device_s = sum(count * work_seconds(level, work) for count, work in works if work != experts)
         return device_s + host.pass_s + sampled * host.token_s
 
-    @property
-    def _num_experts(self) -> int:
-        return self.costs.shape.routing.num_experts
 
-
-def _row_bytes(costs: ModelCosts) -> int:
-    """Return the bytes of a token's hidden states on their way between the device and the host."""
-    return costs.shape.hidden_size * FLOAT_BYTES
+def hybrid_policy_of(costs: ModelCosts, number: int, num_gpu_experts: int, chunk_tokens: int = CHUNK_TOKENS) -> Policy:
+    """Return the policy with so many sequences, and experts of each layer on the device."""
+    share = num_gpu_experts / costs.shape.routing.num_experts
+    return Policy(
+        batch_size=number,
+        micro_batch=number,
+        attention_on_device=True,
+        ffn_on_device=True,
+        weights_on_device=1 - (1 - share) * costs.experts_bytes / costs.layers_bytes,
+        kv_on_device=1.0,
+        num_gpu_experts=num_gpu_experts,
+        chunk_tokens=max(chunk_tokens, number),
+    )
 
 
 def _reached(num_experts: int, choices: float, tokens: float) -> Chosen:

@@ -19,6 +19,7 @@ PROCESS_BYTES = 512 * MIB  # a rough sum of these and a pass's work space, where
 START_BYTES = 24 * MIB  # an engine's threads, libraries that torch loads when it first computes, bookkeeping
 TOKEN_BYTES = KIB  # of a tokenizer, for each entry of its vocabulary
 ENGINE_BYTES = 240 * MIB  # a fresh engine process: Python, torch and moeflow
+CUDA_BYTES = 512 * MIB  # CUDA's context and libraries in an engine process: a usual value, not measured here
 HTTP_BYTES = 32 * MIB  # connections, requests and answers of the HTTP process
 MARGIN_BYTES = 4 * MIB  # the error of measurements: the system counts pages in batches for each core
 TEMPLATE_BYTES = 24 * MIB  # the short-lived process that renders chat templates; it is not measured

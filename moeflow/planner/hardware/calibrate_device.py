@@ -1,4 +1,4 @@
-"""Measures a torch device and its link: bytes and operations a second, and the speed of copies by size.
+"""Measures a torch device and its link: bytes and operations a second, launches, and the speed of copies by size.
 
 A processor can be measured likewise, as if it lay across a link.
 """
@@ -18,6 +18,7 @@ from moeflow.core.units import KIB, MIB
 BUFFER_BYTES: Final = 512 * MIB  # more than a GPU's cache
 MATRIX_SIZE: Final = 4096
 COPY_BYTES: Final = (256 * KIB, 4 * MIB, 64 * MIB)
+LAUNCHES: Final = 100
 TRIES: Final = 5  # the best counts: whatever disturbs one only slows it down
 _DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -37,6 +38,8 @@ def measure_device(
         peak_flops_per_s=tuple(
             (str(dtype).removeprefix("torch."), _flops(device, dtype, matrix_size)) for dtype in _DTYPES
         ),
+        launch_s=_launch_s(device),
+        seam_s=_seam_s(device),
     )
     level = MemoryLevel(
         name=DEVICE, capacity_bytes=capacity_bytes, read_bytes_per_s=buffer_bytes / read_s, processor=processor
@@ -56,6 +59,30 @@ def _flops(device: torch.device, dtype: torch.dtype, size: int) -> float:
     """Return FLOP/s of a product of two square matrices."""
     left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
     return 2.0 * size**3 / _best(device, lambda: left @ right)
+
+
+def _launch_s(device: torch.device) -> float:
+    """Return the seconds from one small kernel to the next."""
+    value = torch.ones(1, device=device)
+
+    def launch() -> None:
+        for _ in range(LAUNCHES):
+            value.add_(1)
+
+    return _best(device, launch) / LAUNCHES
+
+
+def _seam_s(device: torch.device) -> float:
+    """Return the seconds of a value to the host, which waits for it, and back."""
+    value = torch.ones(1, device=device)
+    on_host = torch.ones(1, pin_memory=device.type == "cuda")
+
+    def there_and_back() -> None:
+        on_host.copy_(value, non_blocking=True)
+        _wait(device)
+        value.copy_(on_host, non_blocking=True)
+
+    return _best(device, there_and_back)
 
 
 def _rate(device: torch.device, target: Tensor, source: Tensor) -> LinkRate:

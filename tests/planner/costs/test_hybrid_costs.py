@@ -10,11 +10,10 @@ import pytest
 from moeflow.core.hardware import DEVICE, RAM
 from moeflow.core.plan import Workload
 from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES
-from moeflow.planner.costs.hybrid_costs import HybridCosts
+from moeflow.planner.costs.hybrid_costs import HybridCosts, hybrid_policy_of
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.model_files import opened_model
-from moeflow.planner.search.hybrid_search import policy_of
 from tests.planner.examples import HALF, SHORT, machine, small_model
 
 MB = 10**6
@@ -95,10 +94,10 @@ def test_experts_are_copied_from_the_first_pass_on_that_is_faster_so(link, num_g
 
 
 def test_a_long_prompt_takes_the_faster_way():
-    assert hybrid(where=machine(ram=10**12, device=10**10, link=1e11)).stream_tokens(0, 99) == 1
+    assert hybrid(where=machine(ram=10**12, device=10**10, link=1e13)).stream_tokens(0, 99) == 1
     long = Workload(prompt_len=2048, gen_len=2, max_prompt_len=2048)
     slow, fast = (hybrid(where=machine(ram=10**12, device=10**10, link=link), workload=long) for link in (1e6, 1e11))
-    policy = policy_of(slow, 1, 16)
+    policy = hybrid_policy_of(slow.costs, 1, 16)
     assert slow.predict(policy).prefill_busy["host"] > 0
     assert fast.predict(policy).prefill_busy["host"] == 0
     assert fast.predict(policy).first_token_s < slow.predict(policy).first_token_s
@@ -106,7 +105,7 @@ def test_a_long_prompt_takes_the_faster_way():
 
 def test_memory_has_all_experts_on_the_host_and_some_on_the_device():
     model = hybrid()
-    none, some = (model.memory_of(policy_of(model, 3, number)) for number in (0, 10))
+    none, some = (model.memory_of(hybrid_policy_of(model.costs, 3, number)) for number in (0, 10))
     expert_bytes = 3 * 2048 * 768 * 2
     assert some[DEVICE] - none[DEVICE] == 48 * 10 * expert_bytes
     assert some[RAM] == none[RAM] == pytest.approx(48 * 128 * expert_bytes, rel=0.01)
@@ -118,7 +117,7 @@ def test_memory_has_all_experts_on_the_host_and_some_on_the_device():
 def test_the_host_may_hold_experts_in_a_larger_format():
     formats = Formats(matrices="float16", embeddings="float16", kv="bfloat16", activation_bytes=2)
     narrow, wide = (hybrid(ModelCosts(QWEN3_30B_A3B, formats), host_format=it) for it in ("bfloat16", "float32"))
-    policy = policy_of(narrow, 1, 0)
+    policy = hybrid_policy_of(narrow.costs, 1, 0)
     assert wide.memory_of(policy)[RAM] == pytest.approx(2 * narrow.memory_of(policy)[RAM], rel=0.01)
     assert wide.decode_pass(1, 0).busy["host"] == pytest.approx(2 * narrow.decode_pass(1, 0).busy["host"])
 
@@ -127,6 +126,6 @@ def test_other_policies_cost_what_a_device_alone_takes():
     where = machine(ram=10**9, device=900 * MB)
     plain = small_model(where)
     both = HybridCosts(where, plain.costs, SHORT, process_bytes=0, host_format="bfloat16")
-    policy = dataclasses.replace(policy_of(both, 2, 8), num_gpu_experts=None)
+    policy = dataclasses.replace(hybrid_policy_of(both.costs, 2, 8), num_gpu_experts=None)
     assert both.predict(policy) == plain.predict(policy)
     assert both.memory_of(policy) == plain.memory_of(policy)

@@ -9,10 +9,10 @@ import pytest
 from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import DEVICE, RAM
 from moeflow.core.plan import HYBRID, RESIDENT
-from moeflow.planner.costs.hybrid_costs import HybridCosts
+from moeflow.planner.costs.hybrid_costs import HybridCosts, hybrid_policy_of
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.described import pipeline_of
-from moeflow.planner.search.hybrid_search import hybrid_policy, policy_of, search_hybrid
+from moeflow.planner.search.hybrid_search import hybrid_policy, search_hybrid
 from moeflow.planner.search.objective import Objective, cost_per_token
 from moeflow.planner.search.search import search
 from tests.planner.examples import HALF, SHORT, SMALL, machine
@@ -27,7 +27,7 @@ def model(device: int, ram: int = 10 * GB, **others) -> HybridCosts:
 
 
 def fits(costs: HybridCosts, number: int, num_gpu_experts: int) -> bool:
-    used = costs.memory_of(policy_of(costs, number, num_gpu_experts))
+    used = costs.memory_of(hybrid_policy_of(costs.costs, number, num_gpu_experts))
     return all(used[tier] <= costs.machine.level(tier).capacity_bytes for tier in (DEVICE, RAM))
 
 
@@ -37,7 +37,9 @@ def test_as_many_experts_as_fit_are_on_the_device(device, number):
     costs = model(device)
     most = max((it for it in range(64) if fits(costs, number, it)), default=None)
     found = hybrid_policy(costs, Objective(), number)
-    assert found == (None if most is None else policy_of(costs, number, costs.best_gpu_experts(number, most)))
+    assert found == (
+        None if most is None else hybrid_policy_of(costs.costs, number, costs.best_gpu_experts(number, most))
+    )
 
 
 @pytest.mark.parametrize("goal", ["throughput", "latency", "memory"])

@@ -1,0 +1,180 @@
+"""A model that is larger than the GPU: the CPU computes some experts, if the plan says that this is faster."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from moeflow.core.errors import CapacityError
+from moeflow.core.hardware import DEVICE, RAM
+from moeflow.core.plan import HYBRID, plan_from_json, plan_to_json
+from moeflow.core.units import GIB, MIB
+from moeflow.kernels.cpu import extension
+from moeflow.planner.apply_plan import apply_plan
+from moeflow.planner.hardware.host import HostResources
+from moeflow.planner.hardware.machine_files import load_machine
+from moeflow.planner.resolve import resolve
+from moeflow.planner.usage import OFFLINE, SERVING
+from moeflow.settings.settings import Settings
+from tests.planner.holes import write_holes
+
+pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
+
+HERE = HostResources(4, 64 * GIB, 32 * GIB, "cuda:0", 4 * GIB, process_bytes=300 * MIB)
+L4 = load_machine("l4")
+NUM_EXPERTS, NUM_LAYERS, EXPERT_VALUES = 128, 8, 3 * 2048 * 768
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    """Return a model of 9.5 GiB, nearly all of it experts."""
+    folder = tmp_path_factory.mktemp("large")
+    write_holes(folder, (32000, 2048, 768, NUM_LAYERS, 32, 4, NUM_EXPERTS, 8))
+    return str(folder)
+
+
+def slow_gpu(machine, factor):
+    level = machine.level(DEVICE)
+    slow = dataclasses.replace(level, read_bytes_per_s=level.read_bytes_per_s / factor)
+    return dataclasses.replace(machine, levels=tuple(slow if it is level else it for it in machine.levels))
+
+
+def planned(model, resources=HERE, machine=L4, usage=SERVING, **settings):
+    def machine_of(wanted):
+        return machine if machine is None or wanted.device else machine.without_device()
+
+    return resolve(Settings(model=model, **settings), usage, machine_of=machine_of, resources=resources).plan
+
+
+def with_gpu(num_bytes):
+    return dataclasses.replace(HERE, accelerator_free_bytes=num_bytes)
+
+
+def why(plan) -> str:
+    return dict(plan.reasons)["device"]
+
+
+def test_a_gpu_that_is_asked_for_has_as_many_experts_as_fit(model):
+    plan = planned(model, device="cuda:0")
+    config, hybrid = plan.config, plan.config.hybrid
+    assert (plan.pipeline, config.device, config.cpu_isa, config.offload) == (HYBRID, "cuda:0", "", None)
+    assert (hybrid.cpu_weight_format, hybrid.cpu_isa) == ("bfloat16", extension.isa_name())
+    assert config.scheduler.max_model_len >= 2048
+    assert "the CPU computes some experts, since the weights need" in why(plan)
+    slot_bytes = NUM_LAYERS * EXPERT_VALUES * 2
+    used = {it.tier: it.peak_bytes.value for it in plan.forecast.memory}
+    assert hybrid.num_gpu_experts * slot_bytes + config.kv_cache_bytes < 4 * GIB
+    assert (hybrid.num_gpu_experts + 20) * slot_bytes + config.kv_cache_bytes > 3 * GIB
+    assert used[RAM] > NUM_LAYERS * NUM_EXPERTS * EXPERT_VALUES * 2
+    assert plan.memory_bytes > NUM_LAYERS * NUM_EXPERTS * EXPERT_VALUES * 2
+    assert plan.memory_bytes < 32 * GIB
+
+
+@pytest.mark.parametrize("usage", [SERVING, OFFLINE])
+def test_without_an_option_the_faster_way_is_taken_and_both_speeds_are_told(model, usage):
+    speeds = []
+    for device in ("cuda:0", "cpu"):
+        forecast = planned(model, usage=usage, device=device).forecast
+        decode_s = 127 / forecast.decode_alone_tokens_per_s.value
+        alone = 128 / (forecast.time_to_first_token_s.value + decode_s)
+        speeds.append(alone if usage is SERVING else forecast.tokens_per_s.value)
+    plan = planned(model, usage=usage)
+    assert speeds[0] > speeds[1]
+    assert (plan.config.device, plan.pipeline) == ("cuda:0", HYBRID)
+    told = re.findall(r"([\d.]+) (?:tokens/s|on the CPU)", why(plan))
+    assert list(map(float, told)) == pytest.approx(speeds, rel=0.01)
+
+
+def test_a_gpu_that_does_not_help_is_left_unused(model):
+    machine = slow_gpu(L4, 100)
+    plan = planned(model, machine=machine)
+    assert plan.config == planned(model, device="cpu").config
+    assert re.match(
+        r"cpu: cuda:0 is smaller than the model, .*: [\d.]+ tokens/s expected, [\d.]+ with cuda:0", why(plan)
+    )
+    for asked in ({"device": "cuda:0"}, {"gpu_memory_bytes": 3 * GIB}):
+        assert planned(model, machine=machine, **asked).pipeline == HYBRID
+
+
+def test_without_a_known_speed_the_cpu_computes(model):
+    assert planned(model, machine=None).config.device == "cpu"
+    hybrid = planned(model, machine=None, device="cuda:0").config.hybrid
+    assert hybrid.num_gpu_experts > 0
+    assert hybrid.stream_tokens == 0
+
+
+def test_what_the_cpu_does_not_run_alone_is_shared_with_it(model):
+    plan = planned(model, dtype="float16")
+    assert (plan.pipeline, plan.config.dtype, plan.config.hybrid.cpu_weight_format) == (HYBRID, "float16", "bfloat16")
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_quantized_experts_have_one_format_on_both(model, quantize):
+    config = planned(model, resources=with_gpu(2 * GIB), quantize=quantize, device="cuda:0").config
+    assert config.weight_format == config.hybrid.cpu_weight_format == quantize
+    assert config.hybrid.num_gpu_experts > 0
+
+
+def test_more_memory_of_the_gpu_is_never_slower(model):
+    plans = [planned(model, resources=with_gpu(size * GIB // 2), device="cuda:0") for size in range(4, 22)]
+    shared = [plan for plan in plans if plan.pipeline == HYBRID]
+    assert shared == plans[: len(shared)]
+    numbers = [plan.config.hybrid.num_gpu_experts for plan in shared]
+    speeds = [plan.forecast.decode_alone_tokens_per_s.value for plan in shared]
+    assert numbers == sorted(numbers)
+    assert speeds == sorted(speeds)
+    assert numbers[-1] > 80
+
+
+def test_a_gpu_that_holds_the_model_computes_all_of_it(model):
+    plan = planned(model, resources=with_gpu(24 * GIB))
+    assert (plan.config.device, plan.config.hybrid) == ("cuda:0", None)
+    assert why(plan) == "cuda:0: it holds the model"
+
+
+def test_both_kinds_of_memory_can_be_limited(model):
+    plan = planned(model, gpu_memory_bytes=3 * GIB, memory_bytes=12 * GIB)
+    config = plan.config
+    assert (config.gpu_memory_bytes, config.memory_bytes, plan.pipeline) == (3 * GIB, 12 * GIB, HYBRID)
+    assert plan.memory_bytes <= 12 * GIB
+    more = planned(model, gpu_memory_bytes=4 * GIB, memory_bytes=12 * GIB)
+    assert more.config.hybrid.num_gpu_experts > config.hybrid.num_gpu_experts
+
+
+def test_too_little_main_memory_is_refused_with_need_and_remedy(model):
+    little = dataclasses.replace(HERE, available_bytes=6 * GIB)
+    need = r"all experts must be in memory, .* 9\.1 GiB in bfloat16 and the process .* but 6\.0 GiB are "
+    with pytest.raises(CapacityError, match=need + "free: use --quantize int8 or a smaller model, or free memory"):
+        planned(model, resources=little, device="cuda:0")
+    with pytest.raises(CapacityError, match=need + r"allowed: .* or raise the memory limit \(--memory\)"):
+        planned(model, memory_bytes=6 * GIB, device="cuda:0")
+    on_disk = planned(model, memory_bytes=6 * GIB)
+    assert on_disk.config.device == "cpu"
+    assert on_disk.config.experts is not None
+    assert "all experts must be in memory" in why(on_disk)
+
+
+def test_a_gpu_without_room_for_other_weights_is_refused(model):
+    with pytest.raises(CapacityError, match=r"without experts, the model needs .*, but 700\.0 MiB of cuda:0 are free"):
+        planned(model, resources=with_gpu(700 * MIB), device="cuda:0")
+    plan = planned(model, resources=with_gpu(700 * MIB))
+    assert plan.config.device == "cpu"
+    assert "nor can the CPU compute some of the experts" in why(plan)
+
+
+def test_pipelines_stay_where_they_are_asked_for(model):
+    for asked in ({"device": "cuda:4GiB"}, {"device": "cuda:0", "pipeline": "cgopipe"}):
+        assert planned(model, **asked).config.offload is not None
+
+
+def test_a_plan_is_carried_out_where_there_is_room(model):
+    plan = planned(model, gpu_memory_bytes=3 * GIB)
+    again = plan_from_json(plan_to_json(plan), "plan")
+    assert again == plan
+    assert apply_plan(again, {}, resources=HERE).config == plan.config
+    with pytest.raises(CapacityError, match=r"device memory limit of 3\.0 GiB"):
+        apply_plan(again, {}, resources=with_gpu(2 * GIB))
+    with pytest.raises(CapacityError, match=r"the plan needs .* of memory, but 4\.0 GiB are free"):
+        apply_plan(again, {}, resources=dataclasses.replace(HERE, available_bytes=4 * GIB))
