@@ -63,7 +63,7 @@ from moeflow.planner.choices.weight_choice import (
 )
 from moeflow.planner.configuration import Choices, engine_config
 from moeflow.planner.costs.hybrid_costs import HybridCosts
-from moeflow.planner.costs.hybrid_sizes import HybridSizes
+from moeflow.planner.costs.hybrid_sizes import HybridSizes, Passes
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.hardware.host import HostResources
@@ -238,7 +238,7 @@ class Decision:
         return SharedExperts(
             sizes=HybridSizes(self._costs(weights), host_format(weights, self.checkpoint)),
             cpu_isa=isa or ANY_ISA,
-            num_tokens=batching.max_num_batched_tokens,
+            passes=Passes(batching.max_num_batched_tokens, batching.max_num_seqs),
             capacity_bytes=self.budget.free_bytes - self.budget.beside_process,
         )
 
@@ -247,7 +247,8 @@ class Decision:
         if device == "cpu" or (shared is None and self.settings.memory_bytes is None):
             return None
         sizes = None if shared is None else shared.sizes
-        return planned_memory(self.settings, self.resources, self.shape, sizes, batching.max_num_batched_tokens)
+        passes = Passes(batching.max_num_batched_tokens, batching.max_num_seqs)
+        return planned_memory(self.settings, self.resources, self.shape, sizes, passes)
 
     def _hybrid_batching(self, default: Batching, weights: WeightChoice, device: str) -> Batching:
         """Return the batching for a device that shares experts with the CPU."""

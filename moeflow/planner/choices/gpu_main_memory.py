@@ -8,23 +8,23 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import format_bytes
 from moeflow.planner.choices.memory_allowance import free_bytes
 from moeflow.planner.choices.weight_choice import instead_of
-from moeflow.planner.costs.hybrid_sizes import HybridSizes
+from moeflow.planner.costs.hybrid_sizes import HybridSizes, Passes
 from moeflow.planner.costs.process_memory import CUDA_BYTES, margin_bytes, planned_bytes
 from moeflow.planner.hardware.host import HostResources
 from moeflow.settings.settings import Settings
 
 
 def planned_memory(
-    settings: Settings, resources: HostResources, shape: ModelConfig, sizes: HybridSizes | None, num_tokens: int
+    settings: Settings, resources: HostResources, shape: ModelConfig, sizes: HybridSizes | None, passes: Passes
 ) -> MemoryPlan:
-    """Return how main memory is used, for passes over so many tokens; `sizes` None: the GPU computes all experts.
+    """Return how main memory is used; `sizes` None: the GPU computes all experts.
 
     Raises: CapacityError if there is less than the user allows, or if the process and the experts need more.
     """
     is_served = settings.is_served
     process_bytes = planned_bytes(resources.process_bytes, shape, is_served=is_served) + CUDA_BYTES
     process_bytes += margin_bytes(is_served=is_served)
-    weight_bytes = 0 if sizes is None else sizes.host_bytes(num_tokens)
+    weight_bytes = 0 if sizes is None else sizes.host_bytes(passes)
     have_bytes = free_bytes(settings, resources, "cpu")
     if process_bytes + weight_bytes > have_bytes:
         raise CapacityError(_why(settings, sizes, process_bytes, weight_bytes, have_bytes))

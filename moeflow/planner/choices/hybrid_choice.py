@@ -21,7 +21,7 @@ from moeflow.planner.choices.device_weights import stored_formats
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.choices.weight_choice import WeightChoice, instead_of
 from moeflow.planner.costs.hybrid_costs import CHUNK_TOKENS, HybridCosts
-from moeflow.planner.costs.hybrid_sizes import HybridSizes
+from moeflow.planner.costs.hybrid_sizes import HybridSizes, Passes
 from moeflow.planner.search.hybrid_search import search_hybrid
 from moeflow.planner.search.objective import FINE, WHY_SO_MANY, Objective
 from moeflow.planner.usage import Usage
@@ -76,12 +76,12 @@ class SharedExperts(msgspec.Struct, frozen=True):
 
     sizes: HybridSizes
     cpu_isa: str  # that computes the CPU's experts
-    num_tokens: int  # of a pass at most
+    passes: Passes
     capacity_bytes: int  # of the GPU, for all that `HybridSizes` counts
 
     def bytes_for_kv(self, weights: WeightChoice, device: str) -> int:
         """Return what keys and values may take of the GPU. Raises: CapacityError if the other weights do not fit."""
-        need_bytes = self.sizes.device_bytes(0, self.num_tokens, 0)
+        need_bytes = self.sizes.device_bytes(0, self.passes, 0)
         if need_bytes > self.capacity_bytes:
             raise CapacityError(
                 f"without experts, the model needs {format_bytes(need_bytes)} in {weights.name}, but "
@@ -95,11 +95,11 @@ class SharedExperts(msgspec.Struct, frozen=True):
 
         `costs` None: the machine's speed is unknown, and no experts are copied.
         """
-        number = self.sizes.most_gpu_experts(self.capacity_bytes, self.num_tokens, kv_bytes) or 0
+        number = self.sizes.most_gpu_experts(self.capacity_bytes, self.passes, kv_bytes) or 0
         if costs is not None:
             number = costs.best_gpu_experts(max_num_seqs, number)
         reasons.append(("hybrid", f"{number} of {self.sizes.num_experts} experts of each layer have room on the GPU"))
-        return hybrid_config(self.sizes, costs, number, cpu_isa=self.cpu_isa, max_tokens=self.num_tokens)
+        return hybrid_config(self.sizes, costs, number, cpu_isa=self.cpu_isa, max_tokens=self.passes.num_tokens)
 
 
 def hybrid_config(

@@ -24,7 +24,7 @@ from moeflow.planner.costs.cost_model import (
     CostModel,
     Prediction,
 )
-from moeflow.planner.costs.hybrid_sizes import HybridSizes
+from moeflow.planner.costs.hybrid_sizes import HybridSizes, Passes
 from moeflow.planner.costs.model_costs import KernelWork, ModelCosts
 from moeflow.planner.costs.roofline import processor_of, work_seconds
 
@@ -76,9 +76,9 @@ class HybridCosts(CostModel):
         number = policy.num_gpu_experts
         if number is None:
             return super().memory_of(policy)
-        tokens = max(policy.chunk_tokens, policy.batch_size)
-        device_bytes = self.sizes.device_bytes(number, tokens, self.kv_bytes(policy.batch_size))
-        return {RAM: self.process_bytes + self.sizes.host_bytes(tokens), DEVICE: device_bytes}
+        passes = Passes(policy.chunk_tokens, policy.batch_size)
+        device_bytes = self.sizes.device_bytes(number, passes, self.kv_bytes(policy.batch_size))
+        return {RAM: self.process_bytes + self.sizes.host_bytes(passes), DEVICE: device_bytes}
 
     @cached_property
     def sizes(self) -> HybridSizes:

@@ -5,15 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
-from typing import Final
+from typing import Final, NamedTuple
 
 from moeflow.core.hybrid_config import HybridConfig
-from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES
-from moeflow.planner.costs.gpu_work_space import graph_bytes
+from moeflow.planner.costs.gpu_work_space import graph_bytes, pass_bytes
 from moeflow.planner.costs.model_costs import ModelCosts
+from moeflow.planner.costs.process_memory import PROCESS_BYTES
 
 FLOAT_BYTES: Final = 4  # of a value that the host computes with
 NUM_RINGS: Final = 4  # buffers of hidden states between the host and the device: two each way
+
+
+class Passes(NamedTuple):
+    """The largest passes."""
+
+    num_tokens: int
+    num_seqs: int
 
 
 @dataclass(frozen=True)
@@ -38,16 +45,17 @@ class HybridSizes:
         """The bytes of a token's hidden states on their way between the device and the host."""
         return self.costs.shape.hidden_size * FLOAT_BYTES
 
-    def host_bytes(self, num_tokens: int) -> int:
-        """Return the main memory of all experts, and of the buffers of passes over so many tokens."""
-        return ceil(self.on_host.experts_bytes) + NUM_RINGS * num_tokens * self.row_bytes
+    def host_bytes(self, passes: Passes) -> int:
+        """Return the main memory of all experts, and of buffers of passes."""
+        return ceil(self.on_host.experts_bytes) + NUM_RINGS * passes.num_tokens * self.row_bytes
 
-    def device_bytes(self, num_gpu_experts: int, num_tokens: int, kv_bytes: float) -> int:
-        """Return the device's memory with so many experts of each layer, for passes over so many tokens."""
+    def device_bytes(self, num_gpu_experts: int, passes: Passes, kv_bytes: float) -> int:
+        """Return the device's memory with so many experts of each layer."""
         costs = self.costs
         slots_bytes = costs.num_moe_layers * num_gpu_experts * costs.expert_bytes + self._staging_bytes(num_gpu_experts)
-        beside = DEVICE_RESERVE_BYTES + costs.activation_bytes(num_tokens) + graph_bytes(costs, num_tokens)
-        return ceil(costs.model_bytes - costs.experts_bytes + slots_bytes + kv_bytes + beside)
+        work_bytes = pass_bytes(costs, num_tokens=passes.num_tokens, num_sampled=passes.num_seqs)
+        work_bytes += graph_bytes(costs, passes.num_seqs)
+        return ceil(costs.model_bytes - costs.experts_bytes + slots_bytes + kv_bytes + work_bytes + PROCESS_BYTES)
 
     def _staging_bytes(self, num_gpu_experts: int) -> int:
         """Return the bytes on the device for experts on their way there."""
@@ -57,7 +65,7 @@ class HybridSizes:
         packed, slot = self.on_host.expert_bytes, self.costs.expert_bytes
         return config.staging_bytes(self.num_experts, ceil(packed), ceil(slot))
 
-    def most_gpu_experts(self, capacity_bytes: int, num_tokens: int, kv_bytes: float) -> int | None:
+    def most_gpu_experts(self, capacity_bytes: int, passes: Passes, kv_bytes: float) -> int | None:
         """Return how many experts of each layer fit on a device; None: the other weights do not fit either."""
         numbers = range(self.num_experts - 1, -1, -1)
-        return next((it for it in numbers if self.device_bytes(it, num_tokens, kv_bytes) <= capacity_bytes), None)
+        return next((it for it in numbers if self.device_bytes(it, passes, kv_bytes) <= capacity_bytes), None)

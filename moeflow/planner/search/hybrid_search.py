@@ -10,6 +10,7 @@ from moeflow.core.plan import Policy
 from moeflow.core.units import format_bytes
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.hybrid_costs import HybridCosts, hybrid_policy_of
+from moeflow.planner.costs.hybrid_sizes import Passes
 from moeflow.planner.search.objective import KEPT_SPEED, Objective, capacities, cost_per_token, grid
 
 
@@ -40,7 +41,7 @@ def hybrid_policy(model: HybridCosts, objective: Objective, number: int) -> Poli
     As many experts are on the device as fit, or as few as keep it from being slower than the host.
     """
     have, asked = capacities(model, objective.memory_limits), hybrid_policy_of(model.costs, number, 0)
-    most = model.sizes.most_gpu_experts(have[DEVICE], asked.chunk_tokens, model.kv_bytes(number))
+    most = model.sizes.most_gpu_experts(have[DEVICE], Passes(asked.chunk_tokens, number), model.kv_bytes(number))
     if most is None or model.memory_of(asked)[RAM] > have[RAM]:
         return None
     return hybrid_policy_of(model.costs, number, model.best_gpu_experts(number, most))

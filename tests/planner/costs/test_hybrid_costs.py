@@ -9,9 +9,10 @@ import pytest
 
 from moeflow.core.hardware import DEVICE, RAM
 from moeflow.core.plan import Workload
-from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES
+from moeflow.planner.costs.gpu_work_space import graph_bytes, pass_bytes
 from moeflow.planner.costs.hybrid_costs import HybridCosts, hybrid_policy_of
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
+from moeflow.planner.costs.process_memory import PROCESS_BYTES
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.model_files import opened_model
 from tests.planner.examples import HALF, SHORT, machine, small_model
@@ -110,7 +111,8 @@ def test_memory_has_all_experts_on_the_host_and_some_on_the_device():
     assert some[DEVICE] - none[DEVICE] == 48 * 10 * expert_bytes
     assert some[RAM] == none[RAM] == pytest.approx(48 * 128 * expert_bytes, rel=0.01)
     kv_bytes = 3 * 160 * WIDE.kv_bytes  # whole blocks
-    beside = DEVICE_RESERVE_BYTES + WIDE.activation_bytes(2048) + 3 * 7 * expert_bytes  # 7 of 9.4 MB in 64 MiB
+    work = pass_bytes(WIDE, num_tokens=2048, num_sampled=3) + graph_bytes(WIDE, 3)
+    beside = PROCESS_BYTES + work + 3 * 7 * expert_bytes  # 7 of 9.4 MB in 64 MiB
     assert none[DEVICE] == pytest.approx(WIDE.model_bytes - WIDE.experts_bytes + kv_bytes + beside)
 
 
