@@ -87,7 +87,7 @@ def machine(
 RTX_2080: Final = machine(
     "i9-10900X, RTX 2080", cpu_flops=2.4e12, ram=93.9e9, gpu_flops=40e12, gpu_gib=8, gpu=448e9, link=12e9
 )
-# 8 cores of 32 and 16 of 16 FLOP a cycle and 2 x DDR5-5600; the card is not named: one of 8 GB at 272 GB/s
+# 8 cores of 32 and 16 of 16 FLOP a cycle, 2 x DDR5-5600. The card is not named: one of 8 GB at 272 GB/s
 I9_14900K: Final = machine(
     "i9-14900K, 8 GB", cpu_flops=2.4e12, ram=89.6e9, gpu_flops=60e12, gpu_gib=8, gpu=272e9, link=25e9
 )

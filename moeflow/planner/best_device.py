@@ -1,4 +1,4 @@
-"""Decides where this machine computes a model: a GPU that holds it, a GPU and the CPU together, or the CPU."""
+"""Decides what computes a model on this machine: a GPU that holds it, a GPU that shares experts, or the CPU."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class BestDevice:
         return self._faster(shared, reason)
 
     def _faster(self, shared: Found, why_smaller: str) -> Found:
-        """Return the plan in which a GPU shares experts with the CPU, or the CPU's own if that is faster."""
+        """Return the plan with experts shared by a GPU and the CPU, or the CPU's own if that is faster."""
         gpu = shared[0].config.device
         if self.settings.gpu_memory_bytes is not None:
             return _because(shared, f"{gpu}: the CPU computes some experts, since {why_smaller}")

@@ -68,6 +68,7 @@ from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.host_forecast import HostForecast, MachineOf, default_batching
+from moeflow.planner.known_routing import known_popularity
 from moeflow.planner.memory_budget import MemoryBudget
 from moeflow.planner.model_files import path_in_plan
 from moeflow.planner.usage import Usage
@@ -239,6 +240,7 @@ class Decision:
             sizes=HybridSizes(self._costs(weights), host_format(weights, self.checkpoint)),
             cpu_isa=isa or ANY_ISA,
             passes=Passes(batching.max_num_batched_tokens, batching.max_num_seqs),
+            popularity=known_popularity(self.checkpoint, self.settings.cache_dir),
             capacity_bytes=self.budget.free_bytes - self.budget.beside_process,
         )
 

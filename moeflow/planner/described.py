@@ -36,7 +36,7 @@ from moeflow.planner.estimate import Estimator, machine_reasons
 from moeflow.planner.forecast import forecast
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.host_forecast import Wanted
-from moeflow.planner.known_routing import known_routing
+from moeflow.planner.known_routing import known_popularity, known_routing
 from moeflow.planner.model_files import opened_model, path_in_plan
 from moeflow.planner.offload_estimate import OffloadEstimator
 from moeflow.planner.resident_experts import num_on_device, share_on_device
@@ -193,7 +193,8 @@ class _Described:
         assert isinstance(model, HybridCosts), "such a policy was found with these costs"
         isa = "" if self.checkpoint is None else choose_cpu_isa(self.settings.cpu_isa, "cpu", [])
         number, tokens = policy.num_gpu_experts, policy.chunk_tokens
-        return hybrid_config(model.sizes, model, number, cpu_isa=isa or ANY_ISA, max_tokens=tokens)
+        choices = known_popularity(self.checkpoint, self.settings.cache_dir)
+        return hybrid_config(model.sizes, model, number, cpu_isa=isa or ANY_ISA, max_tokens=tokens, popularity=choices)
 
     def _num_threads(self) -> int:
         """Return the threads of each process, on the machine that makes the plan; 0: there is nothing to run."""

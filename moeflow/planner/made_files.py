@@ -11,7 +11,7 @@ from moeflow.checkpoint.packed.layout import read_slab_index
 from moeflow.core.errors import MoeflowError
 from moeflow.models.expert_predictor.saved import carried_folder
 from moeflow.planner.known_importance import importance_place
-from moeflow.planner.known_routing import routing_file
+from moeflow.planner.known_routing import popularity_file, routing_file
 
 
 def made_files(model: Path, cache_dir: Path) -> list[Path]:
@@ -19,7 +19,8 @@ def made_files(model: Path, cache_dir: Path) -> list[Path]:
     try:
         with closing(open_checkpoint(model)) as checkpoint:
             identity = checkpoint_identity(checkpoint)
-            learnt = [importance_place(checkpoint, cache_dir), routing_file(checkpoint, cache_dir)]
+            routing = [routing_file(checkpoint, cache_dir), popularity_file(checkpoint, cache_dir)]
+            learnt = [importance_place(checkpoint, cache_dir), *routing]
     except MoeflowError:
         return []
     packed = [file for file in sorted((cache_dir / "experts").glob("*.slabs")) if _identity(file) == identity]

@@ -147,7 +147,7 @@ def _plan_gpu(request: PlanRequest, named: Machine | None, on_step: OnStep) -> d
 def _faster(
     request: PlanRequest, named: Machine | None, on_step: OnStep, hybrid: described.Planned
 ) -> described.Planned:
-    """Return the plan in which a GPU and the processor share experts, or the processor's own if that is faster."""
+    """Return a plan with experts shared by a GPU and the processor, or the processor's own if that is faster."""
     try:
         alone = _plan_host(request, named, on_step, "the two are compared")
     except CapacityError:

@@ -6,6 +6,8 @@ Prefill makes the same choices as decoding, so a few passes suffice for thousand
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -20,7 +22,7 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.planner.costs.routing_profile import RoutingProfile, load_profile, save_profile
 from moeflow.planner.hardware.host import host_resources
-from moeflow.planner.known_routing import routing_file
+from moeflow.planner.known_routing import popularity_file, routing_file
 from moeflow.planner.resolve import resolve
 from moeflow.planner.simulator.routing_study import ROUND_TOKENS, study_routing
 from moeflow.settings.settings import Settings
@@ -42,10 +44,10 @@ def ensure_profile(settings: Settings, on_done: OnDone = lambda *_: None) -> Rou
     """
     assert settings.model is not None, "a model is named"
     with closing(open_checkpoint(settings.model)) as checkpoint:
-        file = routing_file(checkpoint, settings.cache_dir)
+        file, choices = (find(checkpoint, settings.cache_dir) for find in (routing_file, popularity_file))
     known = load_profile(file)
     if known is None:
-        known = _learn(settings, on_done)
+        known = _learn(settings, choices, on_done)
         save_profile(known, file)
     return known
 
@@ -63,12 +65,16 @@ def other_text(tokenizer: Tokenizer) -> list[int]:
     return [token_id for half in halves for token_id in half]
 
 
-def _learn(settings: Settings, on_done: OnDone) -> RoutingProfile:
+def _learn(settings: Settings, kept: Path, on_done: OnDone) -> RoutingProfile:
+    """Learn a profile, and keep the choices that it was learnt from."""
     tokens = learning_text(Tokenizer.load(str(settings.model)))[:NUM_TOKENS]
     with tempfile.TemporaryDirectory(prefix="moeflow-") as folder:
         file = Path(folder) / "routing.moe"
         _record(_to_learn(settings, file), tokens, lambda done, total: on_done(done, 2 * total))
         trace = read_routing_trace(file)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, new := kept.with_suffix(f".{os.getpid()}.tmp"))
+        new.replace(kept)
     return study_routing(_in_order(trace), trace.header, lambda done, total: on_done(total + done, 2 * total))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of any size that take no room on disk."""
+"""Checkpoints of any size that take no space on disk."""
 
 from __future__ import annotations
 

@@ -1,20 +1,26 @@
-"""A model that is larger than the GPU: the CPU computes some experts, if the plan says that this is faster."""
+"""A model that is larger than the GPU: the CPU computes some experts, if the forecast is better."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
+from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import DEVICE, RAM
 from moeflow.core.plan import HYBRID, plan_from_json, plan_to_json
 from moeflow.core.units import GIB, MIB
 from moeflow.kernels.cpu import extension
 from moeflow.planner.apply_plan import apply_plan
+from moeflow.planner.costs.routing_profile import RoutingProfile, save_profile
 from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.hardware.machine_files import load_machine
+from moeflow.planner.known_routing import popularity_file, routing_file
+from moeflow.planner.made_files import made_files
 from moeflow.planner.resolve import resolve
 from moeflow.planner.usage import OFFLINE, SERVING
 from moeflow.settings.settings import Settings
@@ -162,6 +168,20 @@ def test_a_gpu_without_room_for_other_weights_is_refused(model):
     plan = planned(model, resources=with_gpu(700 * MIB))
     assert plan.config.device == "cpu"
     assert "nor can the CPU compute some of the experts" in why(plan)
+
+
+def test_learnt_popularity_is_used(model, tmp_path):
+    with closing(open_checkpoint(model)) as checkpoint:
+        profile, choices = routing_file(checkpoint, tmp_path), popularity_file(checkpoint, tmp_path)
+    even = planned(model, device="cuda:0", cache_dir=tmp_path)
+    assert even.config.hybrid.popularity_file == ""
+    save_profile(RoutingProfile(cold=(0.0, 0.01, 0.05, 0.2, 0.6)), profile)
+    choices.touch()
+    plan = planned(model, device="cuda:0", cache_dir=tmp_path)
+    assert plan.config.hybrid.popularity_file == str(choices)
+    assert plan.forecast.decode_alone_tokens_per_s.value > 1.1 * even.forecast.decode_alone_tokens_per_s.value
+    assert str(choices) in plan.config.needed_files
+    assert choices in made_files(Path(model), tmp_path)
 
 
 def test_pipelines_stay_where_they_are_asked_for(model):

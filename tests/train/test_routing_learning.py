@@ -15,6 +15,7 @@ from moeflow.settings.settings import Settings
 from moeflow.text.tokenizer import Tokenizer
 from moeflow.train import routing_learning
 from moeflow.train.routing_learning import ensure_profile, learning_text, other_text
+from moeflow.workload.routing_trace import read_routing_trace
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = [pytest.mark.skipif(not extension.is_available(), reason=extension.why_not()), pytest.mark.slow]
@@ -57,6 +58,8 @@ def check_learning(model, tmp_path, known, monkeypatch):
     assert shares == sorted(shares), "both parts of the work are in one bar"
     assert shares[-1] == 1
     assert known() == learnt
+    (choices,) = (tmp_path / "routing").glob("*.moe")
+    assert sum(routed.ids.shape[1] for routed in read_routing_trace(choices).passes) == 200
     monkeypatch.setattr(routing_learning, "_record", None)  # would fail
     assert ensure_profile(settings(model, tmp_path)) == learnt
 

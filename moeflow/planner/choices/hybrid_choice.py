@@ -42,7 +42,7 @@ def can_move_experts(weights: WeightChoice) -> bool:
 
 
 def host_format(weights: WeightChoice, checkpoint: Checkpoint | None) -> WeightFormat:
-    """Return the format in which the CPU holds the experts that a GPU holds in `weights`: of the same values.
+    """Return the format of experts on the CPU, which keeps the values of a GPU's `weights`.
 
     The CPU has no kernels for float16. A checkpoint in bfloat16 stays so, and any other becomes float32.
     """
@@ -77,6 +77,7 @@ class SharedExperts(msgspec.Struct, frozen=True):
     sizes: HybridSizes
     cpu_isa: str  # that computes the CPU's experts
     passes: Passes
+    popularity: str  # the file of known choices; empty: none are known
     capacity_bytes: int  # of the GPU, for all that `HybridSizes` counts
 
     def bytes_for_kv(self, weights: WeightChoice, device: str) -> int:
@@ -99,18 +100,32 @@ class SharedExperts(msgspec.Struct, frozen=True):
         if costs is not None:
             number = costs.best_gpu_experts(max_num_seqs, number)
         reasons.append(("hybrid", f"{number} of {self.sizes.num_experts} experts of each layer have room on the GPU"))
-        return hybrid_config(self.sizes, costs, number, cpu_isa=self.cpu_isa, max_tokens=self.passes.num_tokens)
+        return hybrid_config(
+            self.sizes,
+            costs,
+            number,
+            cpu_isa=self.cpu_isa,
+            max_tokens=self.passes.num_tokens,
+            popularity=self.popularity,
+        )
 
 
 def hybrid_config(
-    sizes: HybridSizes, costs: HybridCosts | None, num_gpu_experts: int, *, cpu_isa: str, max_tokens: int
+    sizes: HybridSizes,
+    costs: HybridCosts | None,
+    num_gpu_experts: int,
+    *,
+    cpu_isa: str,
+    max_tokens: int,
+    popularity: str,
 ) -> HybridConfig:
-    """Return the configuration for passes over so many tokens at most."""
+    """Return the configuration for passes over so many tokens at most; `popularity` is a file, or empty."""
     return HybridConfig(
         num_gpu_experts=num_gpu_experts,
         cpu_weight_format=sizes.host_format,
         cpu_isa=cpu_isa,
         stream_tokens=0 if costs is None else costs.stream_tokens(num_gpu_experts, max_tokens),
+        popularity_file=popularity,
     )
 
 
@@ -122,7 +137,7 @@ class Compared(NamedTuple):
 
     @classmethod
     def of(cls, hybrid: Forecast, cpu: Forecast, usage: Usage) -> Compared:
-        """Compare what the usage asks for: one request where people wait, else all together."""
+        """Compare what the usage asks for: one request where people wait, else all concurrent ones."""
         if usage.goal == "latency" or usage.is_interactive:
             return cls(*(_alone_tokens_per_s(it, usage.workload) for it in (hybrid, cpu)))
         return cls(hybrid.tokens_per_s.value, cpu.tokens_per_s.value)

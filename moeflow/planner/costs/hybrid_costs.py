@@ -1,7 +1,7 @@
 """Time and memory where a device holds some experts of each layer, and the host computes all others at the same time.
 
 The device holds all other weights, and keys and values. A layer with experts takes the device's other work, the way to
-the host and back, and the longer of two: the device's experts and the host's. A long pass may instead copy all other
+the host and back, and the longer of both processors' experts. A long pass may instead copy all other
 experts to the device, while the layers before them compute.
 """
 
@@ -40,7 +40,7 @@ class Chosen(NamedTuple):
 
 
 class HybridPass(NamedTuple):
-    """The seconds of a pass, and those that each resource works."""
+    """The seconds of a pass, and the busy seconds of each resource."""
 
     seconds: float
     busy: Mapping[str, float]
@@ -138,7 +138,7 @@ class HybridCosts(CostModel):
         return min((way(tokens, attention, sampled, num_gpu_experts) for way in ways), key=lambda it: it.seconds)
 
     def _by_host(self, tokens: float, attention: KernelWork, sampled: float, num_gpu_experts: int) -> HybridPass:
-        """Return a pass in which the host computes its experts."""
+        """Return a pass whose host computes its experts."""
         costs, layers = self.costs, self.costs.num_moe_layers
         on_device, on_host = self._chosen(tokens, num_gpu_experts)
         device_s = layers * _experts_s(self.machine.level(DEVICE), costs, on_device)

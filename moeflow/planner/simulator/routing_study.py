@@ -11,6 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
 from moeflow.experts.cache.policies import DEFAULT_POLICY
 from moeflow.experts.predict.registry import NO_PREDICTOR
 from moeflow.planner.costs.model_costs import expected_distinct
@@ -46,7 +50,24 @@ def study_routing(
     for done, passes in enumerate(studies, 1):
         found |= _study(passes, header)
         on_done(done, len(studies))
-    return _profile(found, num_tokens)
+    return msgspec.structs.replace(_profile(found, num_tokens), cold=cold_choices(ids, header.num_experts))
+
+
+def cold_choices(ids: ExpertIds, num_experts: int) -> tuple[float, ...]:
+    """Return the share of choices that the least popular experts get, for each of SHARES_ON_DISK.
+
+    The first half of the text, [layers, tokens, K], tells which experts are popular, and the second half counts.
+    """
+    middle = ids.shape[1] // 2
+    known, later = (_counts(part, num_experts) for part in (ids[:, :middle], ids[:, middle:]))
+    in_order = np.take_along_axis(later, np.argsort(known, axis=1, kind="stable"), axis=1)  # the least popular first
+    reached = np.concatenate([[0.0], np.cumsum(in_order.sum(axis=0)) / max(int(in_order.sum()), 1)])
+    return tuple(np.interp(np.multiply(SHARES_ON_DISK, num_experts), np.arange(num_experts + 1), reached).tolist())
+
+
+def _counts(ids: ExpertIds, num_experts: int) -> NDArray[np.int64]:
+    """Return how often each expert of each layer was chosen: [layers, experts]."""
+    return np.stack([np.bincount(layer.ravel(), minlength=num_experts) for layer in ids])
 
 
 def study_trace(trace: RoutingTrace) -> RoutingProfile:

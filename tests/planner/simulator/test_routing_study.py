@@ -43,6 +43,18 @@ def test_experts_that_all_tokens_choose_are_read_once():
     assert profile.prefill_misses(128).misses(0.7) == pytest.approx(0, abs=1e-9)
 
 
+@pytest.mark.parametrize("factor", [1, 10])
+def test_popular_experts_of_one_half_of_a_text_are_counted_in_the_other(factor):
+    rng = np.random.default_rng(1)
+    weights = np.array([1, 1, 1, 1, factor, factor, factor, factor], dtype=float)
+    ids = np.array([[rng.choice(8, 2, False, weights / weights.sum()) for _ in range(1000)] for _ in range(3)])
+    profile = study_routing(ids, HEADER)
+    rare = (ids[:, 500:] < 4).mean()
+    assert profile.cold_choices.misses(0.5) == pytest.approx(rare if factor > 1 else 0.5, abs=0.03)
+    assert profile.cold_choices.misses(0) == 0
+    assert profile.cold_choices.misses(1) == 1
+
+
 def test_with_nearly_no_room_all_that_is_used_is_read():
     ids = np.arange(400)[None, :, None] * 2 % 8 + np.arange(2) + np.zeros((3, 1, 1), dtype=np.int64)
     profile = study_routing(ids, HEADER)  # each token uses two that the one before did not
