@@ -131,7 +131,10 @@ class _Described:
             forecast=forecast(model, policy, self.objective.memory_limits),
             reasons=(*reasons, *why),
         )
-        return Planned(plan, model, self.objective)
+        estimator = (
+            None if plan.config.hybrid is None else Estimator(plan.config, self.shape, machine, routing=self.routing)
+        )
+        return Planned(plan, model, self.objective, estimator)
 
     def _cost_model(self) -> CostModel:
         """Return the costs, with those of a host that computes experts if the model has any."""
@@ -183,7 +186,7 @@ class _Described:
             hybrid=self._hybrid(model, policy),
             offload=offload,
             gpu_memory_bytes=self.machine.level(DEVICE).capacity_bytes,
-            memory=self._memory(model),
+            memory=self._memory(model, policy),
         )
 
     def _hybrid(self, model: CostModel, policy: Policy) -> HybridConfig | None:
@@ -202,7 +205,7 @@ class _Described:
             return self.settings.num_threads or 0
         return choose_num_threads(self.settings.num_threads, host_resources(), [])
 
-    def _memory(self, model: CostModel) -> MemoryPlan | None:
+    def _memory(self, model: CostModel, policy: Policy) -> MemoryPlan | None:
         """Return what a limit is divided into; None: there is none."""
         limit = self.settings.memory_bytes
         if limit is None:
@@ -210,10 +213,16 @@ class _Described:
         return MemoryPlan(
             limit_bytes=limit,
             process_bytes=model.process_bytes,
-            weight_bytes=ceil(self.costs.model_bytes),
+            weight_bytes=ceil(self._main_bytes(model, policy)),
             work_bytes=0,
             is_served=self.settings.is_served,
         )
+
+    def _main_bytes(self, model: CostModel, policy: Policy) -> float:
+        """Return the bytes of weights in main memory, those on their way to the device included."""
+        if policy.num_gpu_experts is not None:
+            return model.memory_of(policy)[RAM] - model.process_bytes
+        return self.costs.model_bytes
 
     def _settings(self, choices: Choices) -> Settings:
         """Return settings that name the share of experts on the machine's device."""

@@ -146,7 +146,7 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
     gpu_memory_bytes: int | None = _device(
         "--gpu-memory",
         "bytes",
-        "Maximum memory of a GPU to use, such as 16GiB.",
+        "Maximum memory of a GPU to use, such as 16GiB; the CPU computes experts that do not fit.",
         shown_default="all that is free",
         depends_on=("device",),
     )

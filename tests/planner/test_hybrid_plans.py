@@ -21,8 +21,9 @@ from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.known_routing import popularity_file, routing_file
 from moeflow.planner.made_files import made_files
+from moeflow.planner.planning import PlanRequest, plan_for
 from moeflow.planner.resolve import resolve
-from moeflow.planner.usage import OFFLINE, SERVING
+from moeflow.planner.usage import CONVERSATION, OFFLINE, SERVING
 from moeflow.settings.settings import Settings
 from tests.planner.holes import write_holes
 
@@ -102,6 +103,36 @@ def test_a_gpu_that_does_not_help_is_left_unused(model):
     )
     for asked in ({"device": "cuda:0"}, {"gpu_memory_bytes": 3 * GIB}):
         assert planned(model, machine=machine, **asked).pipeline == HYBRID
+
+
+def test_plans_for_a_described_machine_are_those_of_a_start(model):
+    plan = planned(model, resources=with_gpu(4 * 10**9), usage=CONVERSATION, device="cuda:0", max_num_seqs=1)
+    asked = Settings(model=model, device="cuda:0", gpu_memory_bytes=4 * 10**9)
+    found = plan_for(PlanRequest(settings=asked, usage=CONVERSATION, machine="l4"))
+    described = found.plan
+    assert described.pipeline == plan.pipeline == HYBRID
+    assert described.config.weight_format == plan.config.weight_format
+    short = described.config.kv_cache_bytes, plan.config.kv_cache_bytes  # of the workload; of usual requests
+    assert short[0] < short[1]
+    more = (short[1] - short[0]) / (NUM_LAYERS * EXPERT_VALUES * 2)
+    numbers = described.config.hybrid.num_gpu_experts, plan.config.hybrid.num_gpu_experts
+    assert numbers[0] - numbers[1] == pytest.approx(more, abs=2)
+    again = found.estimator.predict(1, 512, 128)
+    assert described.forecast.decode_alone_tokens_per_s.value == pytest.approx(1 / again.decode_s)
+    assert described.forecast.time_to_first_token_s.value == pytest.approx(again.first_token_s)
+
+
+def test_main_memory_of_a_described_machine_can_be_limited(model):
+    def memory(**limits):
+        asked = Settings(model=model, gpu_memory_bytes=4 * 10**9, **limits)
+        return plan_for(PlanRequest(settings=asked, usage=CONVERSATION, machine="l4")).plan.config.memory
+
+    assert memory() is None
+    limited = memory(memory_bytes=12 * GIB)
+    assert limited.limit_bytes == 12 * GIB
+    assert 9 * GIB < limited.weight_bytes < 10 * GIB
+    with pytest.raises(CapacityError, match=r"the model needs .* of memory, but there are 3\.0 GiB"):
+        memory(memory_bytes=3 * GIB, quantize="int8")
 
 
 def test_without_a_known_speed_the_cpu_computes(model):
