@@ -254,7 +254,8 @@ class Decision:
 
     def _hybrid_batching(self, default: Batching, weights: WeightChoice, device: str) -> Batching:
         """Return the batching for a device that shares experts with the CPU."""
-        self.host.ask_with_device(self._costs(weights), device)
+        sizes = HybridSizes(self._costs(weights), host_format(weights, self.checkpoint))
+        self.host.ask_with_device(sizes.on_host, device)
         limits = {DEVICE: self.budget.free_bytes - self.budget.beside_process, RAM: self.resources.available_bytes}
         objective = self.usage.objective(limits, has_device=True)
         chosen = hybrid_batching(default, self.settings, self.usage, self._hybrid_costs(weights), objective)

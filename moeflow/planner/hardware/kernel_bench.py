@@ -92,7 +92,10 @@ ROW_OPERATIONS: Final = KernelShape("rows", "float32", (16, 4, 64))  # of any mo
 
 
 def shapes_of(costs: ModelCosts) -> list[KernelShape]:
-    """Return what of a model is worth measuring: its matrices, experts and attention."""
+    """Return what of a model is worth measuring: its matrices, experts and attention.
+
+    The processor has no kernels for float16, and computes in bfloat16 beside a device that holds it.
+    """
     shape, formats = costs.shape, costs.formats
     attended = shape.attended_size
     qkv = shape.attention.head_dim * (shape.attention.num_heads + 2 * shape.attention.num_kv_heads)
@@ -103,8 +106,8 @@ def shapes_of(costs: ModelCosts) -> list[KernelShape]:
     found = [
         KernelShape("linear", _fitting(formats.matrices, shape.hidden_size), (qkv, shape.hidden_size)),
         KernelShape("linear", _fitting(formats.matrices, attended), (shape.hidden_size, attended)),
-        KernelShape("linear", formats.of_head, (shape.vocab_size, shape.hidden_size)),
-        KernelShape("attention", formats.kv, _attention_sizes(shape)),
+        KernelShape("linear", _of_host(formats.of_head), (shape.vocab_size, shape.hidden_size)),
+        KernelShape("attention", _of_host(formats.kv), _attention_sizes(shape)),
         KernelShape("sampling", "float32", (shape.vocab_size,)),
     ]
     if shape.routing.num_experts:
@@ -115,7 +118,7 @@ def shapes_of(costs: ModelCosts) -> list[KernelShape]:
             shape.feed_forward.intermediate_size,
         )
         found += [KernelShape("experts", _fitting(formats.matrices, *sizes[2:]), sizes)]
-        found += [KernelShape("linear", formats.of_routers, (shape.routing.num_experts, shape.hidden_size))]
+        found += [KernelShape("linear", _of_host(formats.of_routers), (shape.routing.num_experts, shape.hidden_size))]
     if costs.num_dense_layers:
         width = costs.dense_values // (3 * shape.hidden_size)
         dtype = _fitting(formats.matrices, shape.hidden_size, width)
@@ -128,10 +131,15 @@ def _attention_sizes(shape: ModelConfig) -> tuple[int, ...]:
     return sizes if shape.attention.latent is None else (*sizes, shape.attention.latent_dim)
 
 
+def _of_host(dtype: str) -> str:
+    return "bfloat16" if dtype == "float16" else dtype
+
+
 def _fitting(dtype: str, *columns: int) -> str:
     """Return a format, or if it holds no matrices of so many columns, as files' blocks may not, one about as fast."""
-    record = FORMATS.get(dtype)
-    if record is None or record.is_made or record.wider is None or all(it % BLOCK_COLUMNS == 0 for it in columns):
+    dtype = _of_host(dtype)
+    record = FORMATS[dtype]
+    if record.is_made or record.wider is None or all(it % BLOCK_COLUMNS == 0 for it in columns):
         return dtype
     return record.wider
 

@@ -161,6 +161,14 @@ def test_blocks_of_files_are_measured_where_they_fit_into_the_columns():
     assert KernelShape("linear", "q6_k", (1000, 512)) in shapes  # the output projection
 
 
+def test_a_processor_is_measured_in_bfloat16_beside_a_device_that_computes_in_float16():
+    half, brief = (
+        ModelCosts(SMALL, Formats(matrices=it, embeddings=it, kv=it, activation_bytes=2))
+        for it in ("float16", "bfloat16")
+    )
+    assert shapes_of(half) == shapes_of(brief)
+
+
 def test_the_shapes_of_a_model():
     costs = ModelCosts(SMALL, Formats(matrices="int4", embeddings="int8", kv="float32"))
     assert shapes_of(costs) == [
