@@ -22,7 +22,7 @@ from moeflow.core.units import format_bytes
 from moeflow.planner.choices.batching_choice import Batching
 from moeflow.planner.choices.device_weights import for_device, in_half, own_on_device, quantized_on_device
 from moeflow.planner.choices.gpu_limits import check_on_gpu
-from moeflow.planner.choices.hybrid_choice import can_be_hybrid, can_move_experts, host_format, hybrid_config
+from moeflow.planner.choices.hybrid_choice import are_shared, can_be_hybrid, host_format, hybrid_config
 from moeflow.planner.choices.kv_cache_choice import KVCacheChoice
 from moeflow.planner.choices.processor_choice import ANY_ISA, choose_cpu_isa, choose_num_threads
 from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice
@@ -139,7 +139,7 @@ class _Described:
     def _cost_model(self) -> CostModel:
         """Return the costs, with those of a host that computes experts if the model has any."""
         known = (self.machine, self.costs, self.usage.workload)
-        if not (can_be_hybrid(self.settings, self.shape) and can_move_experts(self.weights)):
+        if not can_be_hybrid(self.settings, self.shape) or not are_shared(self.weights):
             return CostModel(*known, routing=self.routing, process_bytes=PROCESS_BYTES)
         experts = host_format(self.weights, self.checkpoint)
         return HybridCosts(*known, routing=self.routing, process_bytes=PROCESS_BYTES, host_format=experts)

@@ -19,7 +19,7 @@ from moeflow.planner import apply_plan as apply_plan_file
 from moeflow.planner.apply_plan import apply_plan, changes, machine_notice, settings_beside
 from moeflow.planner.costs.process_memory import PROCESS_BYTES, served_bytes
 from moeflow.planner.described import plan_described
-from moeflow.planner.hardware import calibrate_device
+from moeflow.planner.hardware import gpu_figures
 from moeflow.planner.hardware.host import HostResources, host_of, host_resources
 from moeflow.planner.hardware.this_machine import machine_identity
 from moeflow.planner.resolve import resolve
@@ -163,7 +163,7 @@ def test_all_requests_of_the_workload_have_room_even_beyond_the_usual_share(fold
 def test_what_stays_on_a_device_stays_when_a_plan_is_decided_again(tmp_path, monkeypatch):
     folder, with_gpu = tmp_path, machine(ram=2 * 10**9, device=818 * 10**6)
     measured = (with_gpu.level(DEVICE), with_gpu.link(RAM, DEVICE), with_gpu.link(DEVICE, RAM))
-    monkeypatch.setattr(calibrate_device, "measure_device", lambda *_: measured)
+    monkeypatch.setattr(gpu_figures, "gpu_figures", lambda *_: gpu_figures.GpuFigures(*measured))
     write_tiny_mixtral(folder, intermediate_size=4096, num_hidden_layers=4)
     plan = described(folder, with_gpu, dtype="bfloat16")
     planned = plan.config.offload

@@ -226,7 +226,7 @@ def test_the_reason_for_a_gpu_is_that_of_its_plan(device_bytes, monkeypatch, tmp
     for module in (planning, resolving):
         monkeypatch.setattr(module, "host_resources", lambda *_: here)
     monkeypatch.setattr(planning, "this_machine", lambda *_, **__: machine(ram=2 * 10**9))
-    monkeypatch.setattr(calibrate_device, "measure_device", lambda *_: (level, *links))
+    monkeypatch.setattr(gpu_figures, "gpu_figures", lambda *_: gpu_figures.GpuFigures(level, *links))
     write_tiny_mixtral(tmp_path / "model")
     asked = Settings(model=str(tmp_path / "model"), cache_dir=tmp_path)
     plan = plan_for(PlanRequest(settings=asked, usage=usage())).plan

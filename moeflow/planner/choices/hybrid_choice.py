@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -14,7 +14,6 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import CUDA, parse_cuda_device
 from moeflow.core.plan import Forecast, Workload
 from moeflow.core.units import format_bytes
-from moeflow.kernels.packed_bands import FORMATS as MOVABLE_FORMATS
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.planner.choices.batching_choice import Batching
 from moeflow.planner.choices.device_weights import stored_formats
@@ -27,6 +26,8 @@ from moeflow.planner.search.objective import FINE, WHY_SO_MANY, Objective
 from moeflow.planner.usage import Usage
 from moeflow.settings.settings import Settings
 
+SHARED_FORMATS: Final = ("float32", "bfloat16", "float16", "int8", "int4")  # of a GPU; see `host_format`
+
 
 def can_be_hybrid(settings: Settings, shape: ModelConfig) -> bool:
     """Return whether the CPU may compute experts of a model beside a GPU; not where the user asks for a pipeline."""
@@ -36,9 +37,9 @@ def can_be_hybrid(settings: Settings, shape: ModelConfig) -> bool:
     return bool(shape.routing.num_experts) and not names_memory and asked == (None, None, None)
 
 
-def can_move_experts(weights: WeightChoice) -> bool:
-    """Return whether experts have a way from the CPU's layout to the GPU's; those in the blocks of a file have none."""
-    return not weights.layers and weights.matrices in (*MOVABLE_FORMATS, "float16")
+def are_shared(weights: WeightChoice) -> bool:
+    """Return whether both processors have kernels for these experts."""
+    return weights.matrices in SHARED_FORMATS and not weights.layers
 
 
 def host_format(weights: WeightChoice, checkpoint: Checkpoint | None) -> WeightFormat:

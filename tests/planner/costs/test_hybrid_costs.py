@@ -11,6 +11,7 @@ from moeflow.core.hardware import DEVICE, RAM
 from moeflow.core.plan import Workload
 from moeflow.planner.costs.gpu_work_space import graph_bytes, pass_bytes
 from moeflow.planner.costs.hybrid_costs import HybridCosts, hybrid_policy_of
+from moeflow.planner.costs.hybrid_sizes import Passes
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.process_memory import PROCESS_BYTES
 from moeflow.planner.costs.routing_profile import RoutingProfile
@@ -26,6 +27,14 @@ WIDE = ModelCosts(QWEN3_30B_A3B, HALF)
 def hybrid(costs: ModelCosts = WIDE, host_format: str = "bfloat16", **others) -> HybridCosts:
     fields = {"workload": SHORT, "process_bytes": 0, "host_format": host_format, **others}
     return HybridCosts(fields.pop("where", machine(ram=10**12, device=10**10)), costs, **fields)
+
+
+def without_tokens():
+    """Return a machine whose engine delivers tokens in no time."""
+    where = machine(ram=10**12, device=10**10)
+    ram = where.level(RAM)
+    fast = dataclasses.replace(ram, processor=dataclasses.replace(ram.processor, token_s=0.0))
+    return dataclasses.replace(where, levels=tuple(fast if it is ram else it for it in where.levels))
 
 
 def test_a_step_of_one_sequence_reads_the_chosen_experts_where_they_are():
@@ -44,6 +53,11 @@ def test_a_step_of_one_sequence_reads_the_chosen_experts_where_they_are():
     link_s = layers * (2 * row_bytes + top_k * 8) / 1e9
     beside_s = 48 * 3e-5 + 1e-4 + 1e-5  # seams, the pass and its token
     assert step.seconds == pytest.approx(others_s + cold_s + link_s + beside_s, rel=0.01)
+    tokens_s = (
+        model.decode_pass(9, number).busy["device"]
+        - hybrid(where=without_tokens()).decode_pass(9, number).busy["device"]
+    )
+    assert tokens_s == pytest.approx(9 * 1e-5)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 17, 200])
@@ -112,7 +126,7 @@ def test_memory_has_all_experts_on_the_host_and_some_on_the_device():
     assert some[RAM] == none[RAM] == pytest.approx(48 * 128 * expert_bytes, rel=0.01)
     kv_bytes = 3 * 160 * WIDE.kv_bytes  # whole blocks
     work = pass_bytes(WIDE, num_tokens=2048, num_sampled=3) + graph_bytes(WIDE, 3)
-    beside = PROCESS_BYTES + work + 3 * 7 * expert_bytes  # 7 of 9.4 MB in 64 MiB
+    beside = PROCESS_BYTES + work + (1 + 2 * 7 + 2 * 7 + 7) * expert_bytes  # sets of 7 of 9.4 MB in 64 MiB
     assert none[DEVICE] == pytest.approx(WIDE.model_bytes - WIDE.experts_bytes + kv_bytes + beside)
 
 
@@ -122,6 +136,41 @@ def test_the_host_may_hold_experts_in_a_larger_format():
     policy = hybrid_policy_of(narrow.costs, 1, 0)
     assert wide.memory_of(policy)[RAM] == pytest.approx(2 * narrow.memory_of(policy)[RAM], rel=0.01)
     assert wide.decode_pass(1, 0).busy["host"] == pytest.approx(2 * narrow.decode_pass(1, 0).busy["host"])
+
+
+def test_a_prediction_adds_up_prompts_and_steps():
+    where = machine(ram=10**12, device=10**10, link=4e9)
+    back = next(it for it in where.links if it.source == DEVICE)
+    slower = dataclasses.replace(back, rates=(dataclasses.replace(back.rates[0], bytes_per_s=5e7),))
+    where = dataclasses.replace(where, links=(*(it for it in where.links if it is not back), slower))
+    load = Workload(prompt_len=700, gen_len=9, max_prompt_len=700)
+    model = hybrid(where=where, workload=load, process_bytes=12345)
+    policy = hybrid_policy_of(WIDE, 5, 30)
+    found, step = model.predict(policy), model.decode_pass(5, 30)
+    assert (found.decode_s, found.busy) == step
+    assert found.tokens_per_s == pytest.approx(5 * 9 / (found.prefill_s + 8 * found.decode_s))
+    sizes = model.sizes.host_bytes(Passes(2048, 5))
+    assert found.memory[RAM] == sizes + 12345
+    row_bytes = 2048 * 4
+    assert step.busy["link to device"] == pytest.approx(48 * 5 * row_bytes / 4e9)
+    assert step.busy["link from device"] == pytest.approx(48 * 5 * (row_bytes + 8 * 8) / 5e7)
+    one = hybrid(where=where, workload=Workload(prompt_len=1750, gen_len=1, max_prompt_len=1750))
+    assert found.prefill_s == pytest.approx(
+        2 * one.predict(policy_alone := hybrid_policy_of(WIDE, 1, 30)).prefill_s, rel=0.02
+    )
+    assert found.first_token_s == pytest.approx(model.predict(policy_alone).prefill_s)
+
+
+def test_a_streamed_pass_copies_all_experts_without_a_slot():
+    model = hybrid(where=machine(ram=10**12, device=10**10, link=1e9))
+    attention = WIDE.prefill_attention(1, 4096)
+    found = model._streamed(4096, attention, 1, 100)
+    expert_bytes = 3 * 2048 * 768 * 2
+    assert found.busy["link to device"] == pytest.approx(48 * 28 * expert_bytes / 1e9)
+    device_s = found.busy["device"]
+    waits = max(device_s, 47 * 28 * expert_bytes / 1e9)
+    assert found.seconds == pytest.approx(waits + 28 * expert_bytes / 1e9 + 48 * 3e-5)
+    assert device_s > WIDE.experts_bytes / 1e11
 
 
 def test_other_policies_cost_what_a_device_alone_takes():
