@@ -19,18 +19,15 @@ from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import Machine
 from moeflow.core.offload_config import DeviceConfig, EmulatedDeviceConfig
 from moeflow.core.plan import Policy
-from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.planner.choices.offload_plan import OffloadOverrides, plan_offload
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.hardware.emulated_machine import with_emulated_device
+from moeflow.planner.hardware.gpu_figures import gpu_figures, with_gpu
 from moeflow.planner.offload_estimate import offload_policy
 from moeflow.planner.search.objective import cost_per_token, grid
 from moeflow.planner.usage import Usage
-
-with on_demand(__name__):
-    from moeflow.planner.hardware import calibrate_device
 
 MOVES_KV: Final = "flexgen"
 KEEPS_KV: Final = "zero-inference"
@@ -79,8 +76,7 @@ def _candidates(overrides: OffloadOverrides, limits: SchedulerConfig) -> Iterato
 
 
 def with_device(machine: Machine, device: DeviceConfig) -> Machine:
-    """Return a machine with the device. Blocks: for about a second on a GPU, which is measured."""
+    """Return a machine with the device. Blocks: for some seconds on a GPU, which is measured."""
     if isinstance(device, EmulatedDeviceConfig):
         return with_emulated_device(machine, device)
-    level, *links = calibrate_device.measure_device(torch.device(device.name), device.memory_bytes)
-    return replace(machine, levels=(*machine.levels, level), links=(*machine.links, *links), num_devices=1)
+    return with_gpu(machine, gpu_figures(device.name, device.memory_bytes))

@@ -16,6 +16,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.saved import predictor_folder
 from moeflow.models.registry import read_model_config
 from moeflow.planner import apply_plan as apply_plan_file
+from moeflow.planner import pipeline_choice
 from moeflow.planner.apply_plan import apply_plan, changes, machine_notice, settings_beside
 from moeflow.planner.costs.process_memory import PROCESS_BYTES, served_bytes
 from moeflow.planner.described import plan_described
@@ -163,9 +164,9 @@ def test_all_requests_of_the_workload_have_room_even_beyond_the_usual_share(fold
 def test_what_stays_on_a_device_stays_when_a_plan_is_decided_again(tmp_path, monkeypatch):
     folder, with_gpu = tmp_path, machine(ram=2 * 10**9, device=818 * 10**6)
     measured = (with_gpu.level(DEVICE), with_gpu.link(RAM, DEVICE), with_gpu.link(DEVICE, RAM))
-    monkeypatch.setattr(gpu_figures, "gpu_figures", lambda *_: gpu_figures.GpuFigures(*measured))
+    monkeypatch.setattr(pipeline_choice, "gpu_figures", lambda *_: gpu_figures.GpuFigures(*measured))
     write_tiny_mixtral(folder, intermediate_size=4096, num_hidden_layers=4)
-    plan = described(folder, with_gpu, dtype="bfloat16")
+    plan = described(folder, with_gpu, dtype="bfloat16", device="cuda:0:818MB")
     planned = plan.config.offload
     assert planned.num_resident_experts == 2  # of 4
     again = applied(plan, folder, max_model_len=64)

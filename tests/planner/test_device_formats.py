@@ -129,7 +129,7 @@ def test_plans_choose_by_the_machine_s_types(shape):
 @pytest.mark.slow  # plans
 def test_a_pipeline_keeps_keys_and_values_as_the_host_s_kernels_know_them():
     usage = Usage(workload=Workload(prompt_len=20, gen_len=10, max_prompt_len=30), num_sequences=4)
-    request = PlanRequest(settings=Settings(model="mixtral-8x7b"), usage=usage, machine="t4")
+    request = PlanRequest(settings=Settings(model="qwen3-30b-a3b", micro_batch=4), usage=usage, machine="t4")
     found = plan_for(request).plan.config
     assert (found.offload is not None, found.dtype, found.kv_dtype) == (True, "float16", "bfloat16")
 
@@ -209,7 +209,7 @@ def test_a_packed_file_is_planned_in_its_format_where_the_gpu_holds_it(tmp_path)
     too_small = dataclasses.replace(NEW, accelerator_free_bytes=60 * GIB)  # the weights take 60.8 GiB
     with pytest.raises(CapacityError, match=r"the weights need 60\.8 GiB in mxfp4"):
         config(large, too_small, device="cuda")
-    streamed = planned(small, "h100", gpu_memory_bytes=8 * GIB).config
+    streamed = planned(small, "h100", gpu_memory_bytes=8 * GIB, micro_batch=4).config
     assert (streamed.offload is not None, streamed.weight_format, streamed.layer_formats) == (True, "bfloat16", ())
 
 

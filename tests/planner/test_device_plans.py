@@ -14,6 +14,7 @@ from moeflow.core.hardware import DEVICE, DISK, RAM
 from moeflow.core.plan import RESIDENT, Workload, plan_from_json, plan_to_json
 from moeflow.models.registry import read_bare_config
 from moeflow.pipeline.catalog import OFFLOADING
+from moeflow.planner import described
 from moeflow.planner.choices.offload_plan import costs_of
 from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
@@ -47,6 +48,11 @@ CASES = thorough_unless(
 )
 TOLERANCE = 0.05  # of the simulated seconds: what the search's linear bounds leave out
 SHARING_TOLERANCE = 0.4  # likewise, where the host computes experts: the bounds add up what overlaps in part
+
+
+@pytest.fixture(autouse=True)
+def pipelines_only(monkeypatch):
+    monkeypatch.setattr(described, "can_be_hybrid", lambda *_: False)
 
 
 def planned(name, model, work, goal="throughput", num_sequences=None):

@@ -15,8 +15,10 @@ from moeflow.core.hardware import DEVICE, RAM
 from moeflow.core.plan import HYBRID, plan_from_json, plan_to_json
 from moeflow.core.units import GIB, MIB
 from moeflow.kernels.cpu import extension
+from moeflow.planner import pipeline_choice
 from moeflow.planner.apply_plan import apply_plan
 from moeflow.planner.costs.routing_profile import RoutingProfile, save_profile
+from moeflow.planner.hardware.gpu_figures import GpuFigures
 from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.known_routing import popularity_file, routing_file
@@ -215,9 +217,11 @@ def test_learnt_popularity_is_used(model, tmp_path):
     assert choices in made_files(Path(model), tmp_path)
 
 
-def test_pipelines_stay_where_they_are_asked_for(model):
+def test_pipelines_stay_where_they_are_asked_for(model, monkeypatch):
+    figures = GpuFigures(L4.level(DEVICE), L4.link(RAM, DEVICE), L4.link(DEVICE, RAM))
+    monkeypatch.setattr(pipeline_choice, "gpu_figures", lambda *_: figures)
     for asked in ({"device": "cuda:4GiB"}, {"device": "cuda:0", "pipeline": "cgopipe"}):
-        assert planned(model, **asked).config.offload is not None
+        assert planned(model, machine=L4.without_device(), **asked).config.offload is not None
 
 
 def test_a_plan_is_carried_out_where_there_is_room(model):
