@@ -72,10 +72,18 @@ class LinearCost(msgspec.Struct, frozen=True):
         """All coefficients, the constant first."""
         return (self.const, self.weights, self.kv, self.hosted, self.disk, self.misses, self.streamed)
 
-    def at(self, *shares: float) -> float:
+    def at(
+        self,
+        weights: float = 0.0,
+        kv: float = 0.0,
+        hosted: float = 0.0,
+        disk: float = 0.0,
+        misses: float = 0.0,
+        streamed: float = 0.0,
+    ) -> float:
         """Return the value for the shares of all terms but the constant."""
-        const, *factors = self.terms
-        return const + sum(factor * share for factor, share in zip(factors, shares, strict=True))
+        on_device = self.weights * weights + self.kv * kv + self.hosted * hosted
+        return self.const + on_device + self.disk * disk + self.misses * misses + self.streamed * streamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,7 +496,7 @@ class CostModel:
         on_disk = policy.experts_on_disk
         places = (policy.weights_on_device, policy.kv_on_device, policy.experts_on_host, on_disk)
         if self.has_device:
-            return (*places, 0.0, 0.0)
+            return places
         return (*places, *(reads.waits.curve.misses(on_disk) for reads in self.reads(choice)))
 
     def _decoding(self, num_sequences: int) -> tuple[int, float]:

@@ -184,7 +184,7 @@ class Phase:
 
     def cost(self, *shares: float) -> float:
         """Return its part of the objective for shares of weights, keys and values, and the host's experts."""
-        seconds = {name: max(linear.at(*shares, 0.0, 0.0, 0.0), 0.0) for name, linear in self.resources.items()}
+        seconds = {name: max(linear.at(*shares), 0.0) for name, linear in self.resources.items()}
         return self.weight * CostModel.combine(seconds, self.overlap)
 
 
@@ -223,7 +223,7 @@ def _bounds(
         return sum(part.cost(*shares) for part in parts)
 
     kv, (_, of_weights, of_kv, *_) = float(choice.keeps_kv), memory[DEVICE].terms
-    room = have[DEVICE] - memory[DEVICE].at(model.resident_share(0), kv, 0.0, 0.0, 0.0, 0.0)
+    room = have[DEVICE] - memory[DEVICE].at(model.resident_share(0), kv)
     of_expert = of_weights * (model.resident_share(1) - model.resident_share(0))
     experts = min(int(room / of_expert), num_experts - choice.keeps_kv) if of_expert > 0 else num_experts
 
@@ -234,7 +234,7 @@ def _bounds(
     if choice.shares_experts:
         hosted = bisect_left(range(num_experts), True, key=lambda it: at_host(it) <= at_host(it + 1))
     reached, shares = at_host(hosted), (model.resident_share(min(experts, num_experts - hosted)), kv)
-    fits = memory[RAM].at(*shares, 0.0, 0.0, 0.0, 0.0) <= have[RAM]
+    fits = memory[RAM].at(*shares) <= have[RAM]
     lowest = reached
     if choice.attention_on_device and not choice.keeps_kv:
         lowest = cost(experts, min(int(room / of_kv * num_layers), num_layers - 1) / num_layers)

@@ -74,16 +74,21 @@ def too_little(model: CostModel, objective: Objective, choices: Iterable[Integer
     """Return the error with the missing memory of the smallest choice."""
     have = capacities(model, objective.memory_limits)
     smallest = min(choices, key=lambda choice: (choice.batch_size, choice.micro_batch))
-    memory = model.least_memory(smallest, model.memory(smallest))
+    memory = model.memory(smallest)
+    needs = model.least_memory(smallest, memory)
+    if model.has_device and all(need <= have[tier] for tier, need in needs.items()):
+        # Each tier suffices with shares that another does not allow.
+        needs = {tier: each.at(model.resident_share(0), float(smallest.keeps_kv)) for tier, each in memory.items()}
     names = {RAM: "memory", DEVICE: "device memory", DISK: "disk"}
     short = [
         f"{format_bytes(need)} of {names[tier]} ({format_bytes(have[tier])} "
         f"{'allowed' if tier in objective.memory_limits else 'available'})"
-        for tier, need in memory.items()
+        for tier, need in needs.items()
         if need > have[tier]
     ]
+    total = sum(linear.const for linear in memory.values())
     tiers = " and ".join(f"{format_bytes(have[tier])} of {names[tier]}" for tier in memory)
-    need = " and ".join(short) or f"{format_bytes(sum(memory.values()))}, but there are {tiers}"
+    need = " and ".join(short) or f"{format_bytes(total)}, but there are {tiers}"
     fewer = "fewer sequences, " if smallest.batch_size > 1 else ""
     smaller = "the processor alone (--device cpu), which also computes with experts from disk"
     if not model.has_device:
