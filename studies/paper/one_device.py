@@ -11,8 +11,12 @@ published micro-batch (mu) and number of them, prompts padded to the longest. Tw
     two bytes the copy would move 2 + 8 + 8 bytes (what is written is read first), its widening to float32 8 + 16 + 16,
     the product 16, and keys turned round before, 16 + 16 + 16 for every other number: 98 bytes, 49 times what is
     stored. That has not been measured, so none of its figures counts.
-- *data sheets*: nothing fitted, nothing assumed. Peaks, bandwidths and the PCIe link as printed, every kernel at its
-  roof. All figures count; it is an upper bound rather than a prediction.
+- *data sheets*: nothing fitted, nothing assumed. Every kernel is at its roof. All figures count; it is an upper bound
+  rather than a prediction.
+  + Products run at the base clock: boost clocks exceed the 70 and 72 W of these GPUs.
+  + Error-correcting codes take 1 of 16 bytes of device memory, and as much of its bandwidth.
+  + Both hosts have PCIe 3.0 (Xeons of 2.3 and 2.2 GHz), also that of the L4. The link is slower by what its packets
+    need beside 128 bytes of payload.
 
 FlexGen was once taken to read 9 times the bytes in its attention on the device, which nobody has measured either. With
 that, all of its figures were within 35%; it was left out when figures that rest on assumptions ceased to count, with
@@ -29,7 +33,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, Final
 
-from moeflow.core.hardware import DEVICE, LinkRate, Machine
+from moeflow.core.hardware import DEVICE, LinkRate, Machine, MemoryLevel
 from moeflow.core.plan import Workload
 from moeflow.models.registry import read_bare_config
 from moeflow.pipeline.catalog import PIPELINES
@@ -40,9 +44,12 @@ from moeflow.planner.simulator.pipeline_run import PipelineRun, make_policy
 from studies.paper.several_devices import FORMATS
 
 BAR: Final = 0.35  # of the published figure
-# GB/s in one direction, as printed: PCIe 3.0 x16 of the T4 (32 GB/s both ways), 4.0 x16 of the L4 (64 both ways),
-# less the 2 of 130 bits that encode.
-SHEET_LINKS: Final = {"paper-s1": 15.75e9, "paper-s2": 31.5e9}
+PAYLOAD_BYTES: Final = 128  # of a packet, which every PCIe device accepts
+PACKET_BYTES: Final = PAYLOAD_BYTES + 12 + 4 + 4  # with header, framing and check sum
+# 16 lanes of PCIe 3.0, 8 GT/s each in one direction, less the 2 of 130 bits that encode.
+PRINTED_LINK: Final = 16 * 8e9 / 8 * 128 / 130 * PAYLOAD_BYTES / PACKET_BYTES
+ECC_SHARE: Final = 15 / 16  # of device memory and its bandwidth, for data
+CLOCK_SHARES: Final = {"paper-s1": 585 / 1590, "paper-s2": 795 / 2040}  # MHz: base and boost clock, which peaks are for
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +166,7 @@ def predict(cell: Cell, row: Published, *, from_data_sheets: bool = False) -> Pi
     """Return a row of a cell as a job of the simulator."""
     machine = load_machine(cell.machine)
     if from_data_sheets:
-        machine = as_printed(machine, SHEET_LINKS[cell.machine])
+        machine = as_printed(machine)
     costs = ModelCosts(read_bare_config(shipped_models()["mixtral-8x7b"]), FORMATS)
     workload = Workload(prompt_len=cell.prompt_len, gen_len=cell.gen_len, max_prompt_len=cell.prompt_len)
     pipeline = PIPELINES[row.system.pipeline]
@@ -176,17 +183,23 @@ def predict(cell: Cell, row: Published, *, from_data_sheets: bool = False) -> Pi
     return PipelineRun(pipeline=pipeline, machine=machine, costs=costs, workload=workload, policy=policy, slower=slower)
 
 
-def as_printed(machine: Machine, link_bytes_per_s: float) -> Machine:
-    """Return a machine whose kernels reach their roofs, and whose link is as fast as is printed at any size."""
-    levels = tuple(
-        level
-        if level.processor is None
-        else replace(level, processor=replace(level.processor, efficiencies=(), default_efficiency=1.0))
-        for level in machine.levels
-    )
-    rates = (LinkRate(transfer_bytes=1, bytes_per_s=link_bytes_per_s),)
+def as_printed(machine: Machine) -> Machine:
+    """Return a machine whose kernels reach their roofs at the base clock, and whose link is as fast at any size."""
+    levels = tuple(_level_as_printed(level, CLOCK_SHARES[machine.name]) for level in machine.levels)
+    rates = (LinkRate(transfer_bytes=1, bytes_per_s=PRINTED_LINK),)
     links = tuple(replace(it, rates=rates) if DEVICE in (it.source, it.target) else it for it in machine.links)
     return replace(machine, levels=levels, links=links)
+
+
+def _level_as_printed(level: MemoryLevel, clock_share: float) -> MemoryLevel:
+    if level.processor is None:
+        return level
+    processor = replace(level.processor, efficiencies=(), default_efficiency=1.0)
+    if level.name != DEVICE:
+        return replace(level, processor=processor)
+    peaks = tuple((dtype, peak * clock_share) for dtype, peak in processor.peak_flops_per_s)
+    processor = replace(processor, peak_flops_per_s=peaks)
+    return replace(level, processor=processor, read_bytes_per_s=level.read_bytes_per_s * ECC_SHARE)
 
 
 def pairs_in_order(cell: Cell, predicted: Sequence[float], *, all_count: bool) -> tuple[int, int]:

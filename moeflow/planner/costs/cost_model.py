@@ -37,7 +37,7 @@ DEVICE_COMPUTE: Final = "device"
 TO_DEVICE: Final = "link to device"
 FROM_DEVICE: Final = "link from device"
 DISK_OFFLOAD: Final = "disk"
-CHAINS: Final = ("tasks in turn", "tasks behind weights")  # bounds of a step with a device, not resources
+_BOUND: Final = "waits: "  # begins the names of bounds on seconds that are no resource's
 
 PROCESS_BYTES: Final = 512 * MIB  # Python, torch and the work space of a pass
 DEVICE_RESERVE_BYTES: Final = 768 * MIB  # CUDA's context, the allocator's slack, kernels' work space
@@ -211,40 +211,22 @@ class CostModel:
         return {}  # by choice without prompts: a search asks with many kinds of passes over prompts
 
     def _device_step(self, choice: IntegerPolicy) -> Resources:
-        costs, layers, mu = self.costs, self.costs.shape.num_layers, choice.micro_batch
+        costs, mu, number = self.costs, choice.micro_batch, choice.num_micro_batches
         attention = costs.decode_attention(*self._decoding(mu))
-        device = LinearCost(self._device_s(costs.pass_works(mu, attention if choice.attention_on_device else None, mu)))
-        host = LinearCost() if choice.attention_on_device else LinearCost(self._host_s([(layers, attention)]))
+        head_s = self._device_s([(1, costs.head(mu))])
+        whole_s = self._device_s(costs.pass_works(mu, attention if choice.attention_on_device else None, mu))
+        device, host = LinearCost(whole_s - head_s), LinearCost()
+        if not choice.attention_on_device:
+            host = LinearCost(self._host_s([(costs.shape.num_layers, attention)]))
         if choice.shares_experts:
             device += LinearCost(hosted=-self._device_s([(costs.num_moe_layers, costs.experts(mu))]))
             host += LinearCost(hosted=self.host_experts_s(mu))
         moved = self._decode_transfers(choice)
-        resources = {
-            DEVICE_COMPUTE: device * choice.num_micro_batches,
-            HOST_COMPUTE: host * choice.num_micro_batches,
-            TO_DEVICE: moved.weights + moved.up,
-            FROM_DEVICE: moved.down,
-        }
-        if choice.keeps_kv:
-            return resources
-        return resources | self._chains(choice, device, host, moved)
-
-    @staticmethod
-    def _chains(choice: IntegerPolicy, device: LinearCost, host: LinearCost, moved: _Moved) -> dict[str, LinearCost]:
-        """Return the seconds of tasks that wait for each other; `device` and `host` are those of a micro-batch."""
-        number = choice.num_micro_batches
-        if choice.attention_on_device:
-            # Two micro-batches have their keys and values; the others' are behind the weights of the next layer.
-            return {CHAINS[0]: moved.weights + device * max(number - 2, 0)}
-        page, activations = moved.weights * (1 / number), (moved.up + moved.down) * (1 / number)
-        one = device + activations
-        if not choice.shares_experts:
-            # The next layer's first projection needs its first page, which follows this layer's hidden states.
-            return {CHAINS[0]: one + host, CHAINS[1]: page + host + activations}
-        # The device begins with its experts after all micro-batches have been at the host, and the host attends again
-        # after the first of them. The first micro-batch's way to the device is behind a page of the next layer.
-        hosted = LinearCost(hosted=host.hosted)
-        return {CHAINS[0]: one + host * number, CHAINS[1]: one + hosted * number + page}
+        others = {HOST_COMPUTE: host * number, TO_DEVICE: moved.weights + moved.up, FROM_DEVICE: moved.down}
+        heads = LinearCost(head_s * number)
+        # The head begins after the last layer, whatever that waits for.
+        bounds = {_BOUND + name: it + heads for name, it in (others | _chains(choice, device, host, moved)).items()}
+        return {DEVICE_COMPUTE: device * number + heads} | others | bounds
 
     def prefill(self, choice: IntegerPolicy) -> Resources:
         """Return the seconds of each resource for the prompts of the whole batch. A device attends to all of them."""
@@ -257,20 +239,30 @@ class CostModel:
         weights = LinearCost(costs.layers_bytes, weights=-costs.layers_bytes)
         if choice.shares_experts:
             weights += LinearCost(hosted=-costs.experts_bytes)
-        weights = weights * (num_passes * self._link_s(self.weight_link, costs.layers_bytes / costs.shape.num_layers))
+        weights = weights * (num_passes * self._link_s(self.weight_link, self._layer_bytes))
         all_kv = choice.batch_size * self.workload.prompt_len * costs.kv_bytes
         kv = LinearCost(all_kv, kv=-all_kv if choice.attention_on_device else 0.0)
         from_device = kv * self._link_s(self.machine.link(DEVICE, RAM), tokens * costs.kv_layer_bytes)
         resources = {DEVICE_COMPUTE: device, TO_DEVICE: weights, FROM_DEVICE: from_device}
         if not choice.shares_experts:
             return resources
-        # The device has to wait for the host's sums, and does not compute less: it is the host that takes long.
+        # The device waits for the host's sums, and is not charged less: it is the host that takes long.
         host = LinearCost(hosted=self.host_experts_s(tokens) * times)
-        return resources | {HOST_COMPUTE: host, CHAINS[0]: device + host, CHAINS[1]: weights + host}
+        return resources | {HOST_COMPUTE: host, f"{_BOUND}device": device + host, f"{_BOUND}link": weights + host}
 
     def host_experts_s(self, num_tokens: float) -> float:
         """Return the host's seconds for all experts that so many tokens use."""
         return self._host_s([(self.costs.num_moe_layers, self.costs.experts(num_tokens))])
+
+    def balanced_tokens(self, prompts: int) -> float:
+        """Return the tokens of a pass over prompts that a device computes while all layers' weights arrive."""
+        tokens = prompts * self.workload.prompt_len
+        streamed_s = self.costs.layers_bytes * self._link_s(self.weight_link, self._layer_bytes)
+        return streamed_s / self._prompts_device_s(tokens, prompts) * tokens
+
+    @property
+    def _layer_bytes(self) -> float:
+        return self.costs.layers_bytes / self.costs.shape.num_layers
 
     def _prompts_device_s(self, num_tokens: float, prompts: int) -> float:
         if (num_tokens, prompts) not in self._known_prompts:
@@ -394,7 +386,7 @@ class CostModel:
     @staticmethod
     def combine(seconds: Mapping[str, float], overlap: float) -> float:
         """Return the time of resources that work so long (equation 12), and of tasks that wait for each other."""
-        total = sum(each for name, each in seconds.items() if name not in CHAINS)
+        total = sum(each for name, each in seconds.items() if not is_bound(name))
         return overlap * max(seconds.values()) + (1 - overlap) * total
 
     def predict(self, policy: Policy) -> Prediction:
@@ -490,7 +482,7 @@ class CostModel:
 
     def _step(self, resources: Resources, shares: Sequence[float], overlap: float) -> tuple[float, dict[str, float]]:
         seconds = {name: max(linear.at(*shares), 0.0) for name, linear in resources.items()}
-        return self.combine(seconds, overlap), {name: each for name, each in seconds.items() if name not in CHAINS}
+        return self.combine(seconds, overlap), {name: each for name, each in seconds.items() if not is_bound(name)}
 
     def _shares(self, policy: Policy, choice: IntegerPolicy) -> tuple[float, ...]:
         on_disk = policy.experts_on_disk
@@ -505,7 +497,7 @@ class CostModel:
     def _decode_transfers(self, choice: IntegerPolicy) -> _Moved:
         costs, batch = self.costs, choice.batch_size
         shape, size = costs.shape, costs.formats.activation_bytes
-        page = costs.layers_bytes / shape.num_layers / choice.num_micro_batches
+        page = self._layer_bytes / choice.num_micro_batches
         weights = LinearCost(costs.layers_bytes, weights=-costs.layers_bytes)
         if choice.shares_experts:
             weights += LinearCost(hosted=-costs.experts_bytes)
@@ -588,6 +580,30 @@ class CostModel:
         """Return the seconds of a byte over the links of all devices."""
         width = 1 if link.is_shared else self.num_devices
         return 1.0 / (link.bytes_per_s(transfer_bytes / width) * width)
+
+
+def _chains(choice: IntegerPolicy, device: LinearCost, host: LinearCost, moved: _Moved) -> dict[str, LinearCost]:
+    """Return the seconds of tasks that wait for each other; `device` and `host` are those of a micro-batch."""
+    number = choice.num_micro_batches
+    if choice.keeps_kv:
+        return {}
+    if choice.attention_on_device:
+        # Two micro-batches have their keys and values; the others' are behind the weights of the next layer.
+        return {"keys and values": moved.weights + device * max(number - 2, 0)}
+    page, activations = moved.weights * (1 / number), (moved.up + moved.down) * (1 / number)
+    one = device + activations
+    if not choice.shares_experts:
+        # The next layer's first projection needs its first page, which follows this layer's hidden states.
+        return {"micro-batch": one + host, "page": page + host + activations}
+    # The device begins with its experts after all micro-batches have been at the host, and the host attends again
+    # after the first of them. The first micro-batch's way to the device is behind a page of the next layer.
+    hosted = LinearCost(hosted=host.hosted)
+    return {"micro-batch": one + host * number, "page": one + hosted * number + page}
+
+
+def is_bound(name: str) -> bool:
+    """Return whether seconds of this name are a bound, and no resource's."""
+    return name.startswith(_BOUND)
 
 
 def mixed_passes(num_prompts: int, length: int, gen_len: int, most_tokens: int) -> int:

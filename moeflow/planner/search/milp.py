@@ -23,13 +23,11 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import DEVICE, RAM
 from moeflow.core.plan import Policy
 from moeflow.planner.costs.cost_model import (
-    CHAINS,
-    DEVICE_COMPUTE,
-    TO_DEVICE,
     CostModel,
     IntegerPolicy,
     LinearCost,
     Resources,
+    is_bound,
 )
 from moeflow.planner.search.objective import (
     FINE,
@@ -114,9 +112,7 @@ def _pass_tokens(model: CostModel, choice: IntegerPolicy, parts: Sequence[float]
     """
     least = max(choice.batch_size, MIN_PASS_TOKENS)
     all_prompts = choice.batch_size * (model.workload.prompt_len + 1)
-    whole = replace(choice, chunk_tokens=all_prompts)
-    resources = model.prefill(whole)
-    balanced = all_prompts * resources[TO_DEVICE].const / resources[DEVICE_COMPUTE].const
+    balanced = model.balanced_tokens(choice.prompts)
     tokens = [ceil(min(balanced, all_prompts) / part / MIN_PASS_TOKENS) * MIN_PASS_TOKENS for part in parts]
     return sorted({least, *(max(least, each) for each in tokens)})
 
@@ -338,7 +334,7 @@ class _Programme:
             for name, linear in phase.resources.items():
                 terms = self._terms(linear, z)
                 self._at_most(_plus(terms, slowest, -1.0))
-                for variable, factor in terms.items() if name not in CHAINS else ():
+                for variable, factor in terms.items() if not is_bound(name) else ():
                     self.seconds[variable] = self.seconds.get(variable, 0.0) + weight * (1 - overlap) * factor
             # Between equals, prefer experts on the device; the term is too small to change the best policy.
             self.seconds[z + 1] = self.seconds.get(z + 1, 0.0) - 1e-9 * weight

@@ -11,7 +11,6 @@ import pytest
 from moeflow.core.hardware import Link, LinkRate, Machine, MemoryLevel, Processor
 from moeflow.core.plan import Policy, Workload
 from moeflow.planner.costs.cost_model import (
-    CHAINS,
     DEVICE_RESERVE_BYTES,
     CostModel,
     IntegerPolicy,
@@ -277,8 +276,8 @@ def test_resources_that_overlap_in_part():
     assert CostModel.combine({"a": 3.0, "b": 1.0, "c": 2.0}, 1.0) == 3.0
     assert CostModel.combine({"a": 3.0, "b": 1.0, "c": 2.0}, 0.0) == 6.0
     assert CostModel.combine({"a": 3.0, "b": 1.0, "c": 2.0}, 0.75) == 3.75
-    assert CostModel.combine({"a": 3.0, "b": 1.0, CHAINS[0]: 5.0}, 1.0) == 5.0
-    assert CostModel.combine({"a": 3.0, "b": 1.0, CHAINS[0]: 2.0}, 0.0) == 4.0
+    assert CostModel.combine({"a": 3.0, "b": 1.0, "waits: b": 5.0}, 1.0) == 5.0
+    assert CostModel.combine({"a": 3.0, "b": 1.0, "waits: b": 2.0}, 0.0) == 4.0
 
 
 def test_linear_terms():

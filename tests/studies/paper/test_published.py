@@ -46,14 +46,16 @@ def test_pairs_in_order_are_those_of_figures_that_count():
 
 
 def test_from_data_sheets_nothing_is_left_that_was_fitted():
-    machine = as_printed(load_machine("paper-s2"), 31.5e9)
+    machine = as_printed(load_machine("paper-s2"))
     device = machine.level("device")
     assert (device.processor.measured("experts", "float16"), device.processor.default_efficiency) == ([], 1.0)
     host = machine.level("ram").processor
     assert (host.measured("attention", "float32"), host.default_efficiency) == ([], 1.0)
-    assert device.read_bytes_per_s == 300e9
+    assert device.read_bytes_per_s == 300e9 * 15 / 16
+    assert device.processor.peak("float16") == pytest.approx(121e12 * 795 / 2040)
+    assert machine.level("ram").read_bytes_per_s == 100e9
     for source, target in (("ram", "device"), ("pinned", "device"), ("device", "ram")):
-        assert machine.link(source, target).bytes_per_s(1 << 14) == 31.5e9
+        assert machine.link(source, target).bytes_per_s(1 << 14) == pytest.approx(13.62e9, rel=1e-3)
 
 
 @pytest.mark.thorough  # some seconds for tens of thousands of tasks
