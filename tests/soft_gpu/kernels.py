@@ -228,10 +228,12 @@ def _experts(
     dtype: Any = None,
     **named: Any,
 ) -> torch.Tensor:
-    if slots is None:
-        return experts_reference.fused_experts(x, gate_up, down, ids, weights, **named)
-    total = named.pop("residual")
-    return experts_reference.ExpertsInSlots(gate_up, down, slots, **named).sums(x, ids, weights, total)
+    if dtype is not None:
+        total = named.pop("residual")
+        return experts_reference.ExpertsInSlots(gate_up, down, slots, **named).sums(x, ids, weights, total)
+    if slots is not None:
+        gate_up, down = ([matrices[slot] for slot in slots.tolist()] for matrices in (gate_up, down))
+    return experts_reference.fused_experts(x, gate_up, down, ids, weights, **named)
 
 
 def _apply_and_mul(gate_up: torch.Tensor, function: Any, *, alpha: float = 0.0, limit: float = 0.0) -> torch.Tensor:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from moeflow.pipeline.catalog import OFFLOADING
+
 pytest.importorskip("triton", reason="Triton has no wheel for this machine")
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +62,20 @@ def test_tokens_are_the_processors_and_no_layer_waits(families: tuple[str, ...])
             assert not counts["pageable_copies"], where
             assert not counts["loading"]["pageable_copies"], where
             assert not counts["loading"]["synchronizations"], where
+
+
+@pytest.mark.slow
+def test_pipelines_give_the_same_tokens_and_nothing_waits_within_a_pass() -> None:
+    """Of copies to the host only those count here that a pass begins and ends with."""
+    found = _printed_by("run_offloaded", tuple(OFFLOADING))
+    assert set(found) == set(OFFLOADING)
+    for pipeline, counts in found.items():
+        where = f"{pipeline}: {counts}"
+        assert counts["is_equal"], where
+        launched = {line for line in counts["synchronizations"] if "devices/cuda_device.py" in line}
+        (at_end,) = set(counts["synchronizations"]) - launched
+        assert "engine/offload/offloaded_model.py" in at_end, where
+        assert sum(counts["pageable_copies"].values()) <= 4, where
 
 
 @pytest.mark.slow

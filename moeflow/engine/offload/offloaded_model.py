@@ -17,6 +17,7 @@ from torch import Tensor
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.offload_config import OffloadConfig
 from moeflow.engine.offload.divided_expert_ops import DividedExpertOps
+from moeflow.engine.offload.expert_places import place_experts
 from moeflow.engine.offload.host_split import HostExpertSplit
 from moeflow.engine.offload.micro_batches import Cut, MicroBatch, Side, cut_pass
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection
@@ -33,7 +34,6 @@ from moeflow.pipeline.device_attention import attending_on_device
 from moeflow.pipeline.devices.cuda_device import CudaDevice
 from moeflow.pipeline.devices.emulated_device import EmulatedDevice
 from moeflow.pipeline.devices.offloaded_kv import KVShape, OffloadedKV
-from moeflow.pipeline.devices.paged_weights import PagedWeights
 from moeflow.pipeline.offloading import DEVICE_TO_HOST, HOST, HOST_TO_DEVICE, HOST_TO_PINNED
 from moeflow.pipeline.runtime.executor import Executor
 from moeflow.pipeline.runtime.lane import Lane
@@ -66,13 +66,11 @@ class OffloadedModel:
         self.device.memory.take(int(num_bytes), "activations")
         self._kv = self._place_kv(config)
         self._host, self._side = _sides(model, self.device.torch_device)
-        self._resident, streamed = self._split_experts()
-        self._weights = PagedWeights(streamed, self.device)
+        places = place_experts(model.layers, config.offload.num_resident_experts, self.device)
+        self._weights = places.weights
         has_experts = [bool(size) for size in self._sharable_bytes]
         self._share = HostExpertSplit(costs, has_experts, self._num_sharable, config.offload.num_hosted_experts)
-        self._ops = DividedExpertOps(
-            model, self._make_halves(), self._weights, self._kv, self.device, costs, self._share
-        )
+        self._ops = DividedExpertOps(model, places.halves, self._weights, self._kv, self.device, costs, self._share)
         self._costs = costs
         self._is_warm = False
         launching = LAUNCHED if self.device.launches else ()
@@ -159,39 +157,6 @@ class OffloadedModel:
             num_resident=self._config.num_resident_kv_layers,
             window_blocks=self._config.window_blocks,
         )
-
-    def _make_halves(self) -> list[list[DecoderLayer]]:
-        """Return each layer twice: with its streamed experts in either half of the device's buffer."""
-        halves = []
-        for number, layer in enumerate(self._model.layers):
-            experts = layer.movable_experts
-            if experts is None:
-                halves.append([layer, layer])
-                continue
-            resident = list(self._resident[number])
-            num_streamed = experts.num_experts - len(resident)
-            places = (
-                [*half.view(num_streamed, -1), *resident] if num_streamed else resident
-                for half in self._weights.halves(number)
-            )
-            halves.append([layer.with_experts(experts.at(rows)) for rows in places])
-        return halves
-
-    def _split_experts(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return each layer's experts that stay, on the device, and its others: [bytes] uint8.
-
-        The last ones stay: experts that the host may share come first.
-        """
-        resident, streamed = [], []
-        nothing = torch.empty(0, dtype=torch.uint8)
-        for layer in self._model.layers:
-            experts = layer.movable_experts
-            storage = nothing if experts is None else experts.storage
-            assert isinstance(storage, Tensor)  # as loaded: all rows in one piece
-            num_streamed = max(len(storage) - self._config.num_resident_experts, 0)
-            resident.append(self.device.hold(storage[num_streamed:], "experts that stay"))
-            streamed.append(storage[:num_streamed].reshape(-1))
-        return resident, streamed
 
     @cached_property
     def _sharable_bytes(self) -> list[int]:

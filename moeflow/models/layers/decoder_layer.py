@@ -17,7 +17,7 @@ from moeflow.kernels.triton import launching
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.divided_experts import RoutedTokens
-from moeflow.models.layers.expert_weights import Destination, MovableExperts
+from moeflow.models.layers.expert_weights import Destination, MovableExperts, MovedExperts
 from moeflow.models.layers.latent_attention import LatentAttention
 from moeflow.models.layers.layer_embeddings import LayerInput
 from moeflow.models.layers.mlp import MLP, FusedMLP
@@ -87,7 +87,7 @@ class DecoderLayer:
         """The experts, or the dense network as one; None if `with_experts` cannot take them from elsewhere."""
         return self.mlp.movable_experts()
 
-    def with_experts(self, weights: MovableExperts) -> DecoderLayer:
+    def with_experts(self, weights: MovedExperts) -> DecoderLayer:
         """Return this layer with experts that lie elsewhere; all else is shared."""
         assert not isinstance(self.mlp, MLP)
         layer = copy.copy(self)

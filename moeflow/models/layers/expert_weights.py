@@ -15,7 +15,8 @@ from moeflow.kernels.cpu.packed_experts import SWIGLU, ExpertKind, PackedExperts
 from moeflow.kernels.cpu.packed_weight import PackedRows
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.experts import fused_experts
-from moeflow.kernels.on_demand import torch
+from moeflow.kernels.on_demand import on_demand, torch
+from moeflow.kernels.triton import launching
 from moeflow.kernels.triton.planar_rows import PlanarRows
 from moeflow.kernels.triton.planar_stack import matrix_rows
 from moeflow.kernels.triton.planar_weights import PlanarWeights
@@ -23,6 +24,9 @@ from moeflow.models.layers.rearranged import Rearranged
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+with on_demand(__name__):
+    from moeflow.kernels.triton import experts as triton_experts
 
 # A part of the weights that a checkpoint knows by name.
 Destination: TypeAlias = "Array | PackedRows | PackedUpProjection | PlanarRows | Rearranged"
@@ -133,6 +137,11 @@ class ExpertSlabs(ExpertWeights):
         """Return these experts as they lie, or will lie, in other rows of memory."""
         return ExpertSlabs(*self._shape, self._dtype, rows, self.kind, self.biases)
 
+    def in_stack(self, stack: Tensor, numbers: Sequence[int]) -> StackedSlabs:
+        """Return these experts as they lie, or will lie, in rows of a stack."""
+        whole = ExpertSlabs(*self._shape, self._dtype, stack, self.kind, self.biases)
+        return StackedSlabs(whole, self.at([stack[number] for number in numbers]), numbers)
+
     def movable(self) -> ExpertSlabs:
         """Return these experts."""
         return self
@@ -141,6 +150,44 @@ class ExpertSlabs(ExpertWeights):
         """Return views of the rows."""
         ups = (gate_up.chunk(self.kind.num_matrices - 1) for gate_up in self.gate_up)
         return [(*each, down) for each, down in zip(ups, self.down, strict=True)]
+
+
+class StackedSlabs(ExpertWeights):
+    """Experts in some rows of a stack, which kernels of a GPU find by a table."""
+
+    def __init__(self, stack: ExpertSlabs, experts: ExpertSlabs, numbers: Sequence[int]) -> None:
+        """`numbers` are those of the experts' rows."""
+        self.experts = experts
+        self._stack = stack
+        assert isinstance(stack.storage, torch.Tensor)
+        self._numbers = torch.tensor(numbers, dtype=torch.int32, device=stack.storage.device)
+
+    def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Compute without a list of matrices, where kernels run."""
+        if not launching.accepts(hidden):
+            return self.experts.compute(hidden, topk_ids, topk_weights, residual)
+        gate_up, down = self._stack.gate_up, self._stack.down
+        assert isinstance(gate_up, torch.Tensor)
+        assert isinstance(down, torch.Tensor)
+        return triton_experts.fused_experts(
+            hidden,
+            gate_up,
+            down,
+            topk_ids,
+            topk_weights,
+            function=self._stack.kind.function,
+            biases=self._stack.biases,
+            residual=residual,
+            slots=self._numbers,
+        )
+
+    def movable(self) -> ExpertSlabs:
+        """Return the experts."""
+        return self.experts
+
+    def parts(self) -> Sequence[tuple[Destination, ...]]:
+        """Return views of the rows."""
+        return self.experts.parts()
 
 
 class OffloadedExperts(ExpertWeights):
@@ -152,6 +199,7 @@ class OffloadedExperts(ExpertWeights):
 
 
 MovableExperts = PackedExperts | ExpertSlabs
+MovedExperts = MovableExperts | StackedSlabs
 
 
 def slab_bytes(hidden_size: int, intermediate_size: int, dtype: torch.dtype, kind: ExpertKind = SWIGLU) -> int:

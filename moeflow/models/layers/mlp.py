@@ -15,7 +15,7 @@ from moeflow.kernels.norm import PostNorms
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.routing import Routing
 from moeflow.models.layers.expert_stage import expert_stage
-from moeflow.models.layers.expert_weights import Destination, ExpertWeights, MovableExperts
+from moeflow.models.layers.expert_weights import Destination, ExpertWeights, MovableExperts, MovedExperts
 from moeflow.models.layers.linear import Linear, output_linear
 from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.weight_allocator import ExpertShape, WeightAllocator
@@ -119,7 +119,7 @@ class FusedMLP:
         """Return the weights if `with_experts` can take them from elsewhere."""
         return self.weights.movable()
 
-    def with_experts(self, weights: MovableExperts) -> FusedMLP:
+    def with_experts(self, weights: MovedExperts) -> FusedMLP:
         """Return the network with weights that lie elsewhere."""
         return FusedMLP(weights, self._names, self.biases)
 

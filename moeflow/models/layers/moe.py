@@ -23,7 +23,7 @@ from moeflow.kernels.linear import linear
 from moeflow.kernels.norm import ExpertNorms, PostNorms
 from moeflow.kernels.routing import Routing
 from moeflow.models.layers.expert_stage import expert_stage
-from moeflow.models.layers.expert_weights import Destination, MovableExperts
+from moeflow.models.layers.expert_weights import Destination, MovableExperts, MovedExperts
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.rearranged import cut
@@ -156,7 +156,7 @@ class MoE:
         """Return the experts if `with_experts` can take them from elsewhere."""
         return self.weights.movable()
 
-    def with_experts(self, weights: MovableExperts) -> MoE:
+    def with_experts(self, weights: MovedExperts) -> MoE:
         """Return this block, its router too, with experts that lie elsewhere."""
         block = copy.copy(self)
         block.weights = weights

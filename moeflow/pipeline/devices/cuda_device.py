@@ -69,14 +69,15 @@ class CudaDevice:
             raise
 
     def hold(self, source: Tensor, purpose: str) -> Tensor:
-        """Return a copy of bytes of the host that stays on the device. Blocks: until all have arrived.
-
-        Raises: CapacityError.
-        """
+        """Return a copy of bytes of the host that stays on the device. Blocks: as `fill`. Raises: CapacityError."""
         held = self._reserve(source.nbytes, purpose).view(source.shape)
-        with self._staging.copying():
-            self._staging.copy(held, source)
+        self.fill(held, source)
         return held
+
+    def fill(self, target: Tensor, source: Tensor) -> None:
+        """Copy bytes of the host to memory of the device. Blocks: until all have arrived."""
+        with self._staging.copying():
+            self._staging.copy(target, source)
 
     @cached_property
     def _staging(self) -> Staging:

@@ -16,15 +16,17 @@ from torch import Tensor
 
 from moeflow.pipeline.devices.offload_device import OffloadDevice
 
-_HALVES: Final = 2
+NUM_HALVES: Final = 2
 _ALIGNMENT: Final = 64  # bytes, of where a page begins
 
 
 class PagedWeights:
     """The streamed parts of all layers."""
 
-    def __init__(self, parts: Sequence[Tensor], device: OffloadDevice) -> None:
+    def __init__(self, parts: Sequence[Tensor], device: OffloadDevice, on_device: Tensor | None = None) -> None:
         """Take each layer's part: [bytes] uint8 in main memory, empty if all of the layer stays on the device.
+
+        `on_device` [2, bytes] has room for the largest in either half; None: it is allocated.
 
         Raises: CapacityError if two of the largest do not fit on the device.
         """
@@ -34,9 +36,13 @@ class PagedWeights:
         self._skipped = [0] * len(parts)
         self._lock = threading.Lock()  # of the two tables
         half_bytes = max((part.numel() for part in parts), default=0)
-        on_device = device.allocate(_HALVES * half_bytes, "two layers' streamed weights")
-        self._on_device = _Halves(on_device.view(_HALVES, half_bytes), "the device")
-        self._staged = _Halves(device.allocate_pinned(_HALVES * half_bytes).view(_HALVES, half_bytes), "pinned memory")
+        if on_device is None:
+            buffer = device.allocate(NUM_HALVES * half_bytes, "two layers' streamed weights")
+            on_device = buffer.view(NUM_HALVES, half_bytes)
+        self._on_device = _Halves(on_device, "the device")
+        self._staged = _Halves(
+            device.allocate_pinned(NUM_HALVES * half_bytes).view(NUM_HALVES, half_bytes), "pinned memory"
+        )
 
     def halves(self, layer: int) -> list[Tensor]:
         """Return the two halves of device memory for a layer's part: [bytes] uint8 each."""
@@ -135,7 +141,7 @@ class _Halves:
         self.memory = memory  # [2, bytes] uint8
         self._name = name
         self._table: dict[int, _PageRow] = {}
-        self._turns = list(range(_HALVES))  # the least recently assigned first
+        self._turns = list(range(NUM_HALVES))  # the least recently assigned first
 
     def place(self, layer: int, page: int, num_pages: int) -> Tensor:
         """Return the half for the next page; a layer gets its half with its first page.

@@ -155,6 +155,26 @@ def test_experts_lie_where_the_table_says(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_experts_in_rows_of_a_stack_need_no_list(
+    form: str, started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, numbers = given(FORMS[form]), [7, 2, 9, 0, 4, 5]
+    num_bytes = slab_bytes(HIDDEN, WIDTH, torch.float32)
+    slabs = ExpertSlabs(HIDDEN, WIDTH, torch.float32, torch.zeros(NUM_EXPERTS, num_bytes, dtype=torch.uint8))
+    stacked = slabs.in_stack(torch.full((10, num_bytes), 255, dtype=torch.uint8), numbers)
+    for parts, gate_up, down in zip(stacked.parts(), layer.gate_up, layer.down, strict=True):
+        for part, source in zip(parts, (*gate_up.chunk(2), down), strict=True):
+            assert isinstance(part, torch.Tensor)
+            part.copy_(source)
+    expected = weighted_pairs(layer).sum(dim=1) + layer.x.double()
+    for has_kernels in (True, False):
+        monkeypatch.setattr(launching, "accepts", lambda _, has_kernels=has_kernels: has_kernels)
+        started.clear()
+        check(stacked.compute(layer.x, layer.ids, layer.weights, layer.x.clone()), expected)
+        assert bool(started) == has_kernels
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("some", [range(NUM_EXPERTS), range(2, 5), range(0)])
 def test_pairs_of_a_range_of_experts(form: str, some: range) -> None:
     layer = given(FORMS[form])
