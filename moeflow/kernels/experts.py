@@ -8,13 +8,14 @@ many rows each expert got.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from moeflow.kernels.activation import Activation, activate
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.linear import linear
+from moeflow.kernels.norm import NormWeights, normalise
 from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.kernels.triton import launching
 
@@ -65,6 +66,25 @@ def fused_experts(
     weighted = pairs.view(num_tokens, top_k, -1).float().mul_(topk_weights.unsqueeze(-1))
     out = weighted.sum(dim=1).to(x.dtype)
     return out if residual is None else out.add_(residual)
+
+
+def fused_experts_norm(
+    x: Tensor,
+    matrices: tuple[Tensor | PlanarWeights, Tensor | PlanarWeights],
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    *,
+    function: Activation,
+    biases: ExpertBiases | None,
+    residual: Tensor,
+    norm: NormWeights,
+) -> tuple[Tensor, Tensor]:
+    """Return what `fused_experts` does for gate_up and down, and that normalised. Shapes: as there -> [T, H] twice."""
+    given: dict[str, Any] = {"function": function, "biases": biases, "residual": residual}
+    if len(x) and launching.accepts(x):
+        return triton_experts.fused_experts_norm(x, matrices, topk_ids, topk_weights, norm=norm, **given)
+    total = fused_experts(x, *matrices, topk_ids, topk_weights, **given)
+    return total, normalise(total, norm)
 
 
 def expert_pairs(

@@ -140,7 +140,7 @@ def _plain(x: Any) -> Any:
         )
     if isinstance(x, msgspec.Struct):
         return msgspec.structs.replace(x, **{name: _plain(getattr(x, name)) for name in x.__struct_fields__})
-    return tuple(map(raw, x)) if type(x) is tuple else raw(x)
+    return tuple(map(_plain, x)) if type(x) is tuple else raw(x)
 
 
 def _normalise(
@@ -297,6 +297,7 @@ _REFERENCES: tuple[tuple[ModuleType, str, Function], ...] = (
     (chunked_recurrence, "recurrence", _in_chunks),
     (triton_short_conv, "short_conv", _of_states(short_conv_reference.short_conv)),
     (triton_experts, "fused_experts", _experts),
+    (triton_experts, "fused_experts_norm", experts_reference.fused_experts_norm),
     (quantized_linear, "quantized_linear", linear),
     (greedy, "greedy", _greedy),
     (triton_logit_edits, "edited", lambda logits, edits: torch.from_numpy(logit_edits.edited(logits, edits))),

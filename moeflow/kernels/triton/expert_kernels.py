@@ -16,6 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from moeflow.kernels.triton.norm import normalised
 from moeflow.kernels.triton.weight_tiles import activate, load_scales, load_values, load_weights
 
 
@@ -485,6 +486,10 @@ def sum_kernel(
     slots_ptr,
     residual_ptr,
     out_ptr,
+    norm_weight_ptr,
+    norm_bias_ptr,
+    normed_ptr,
+    eps,
     first,
     last,
     hidden: tl.constexpr,
@@ -492,11 +497,15 @@ def sum_kernel(
     is_summed: tl.constexpr,
     has_slots: tl.constexpr,
     has_residual: tl.constexpr,
+    has_norm: tl.constexpr,
+    subtracts_mean: tl.constexpr,
+    has_norm_bias: tl.constexpr,
     block: tl.constexpr,
 ):
     """Weigh results [T, top_k, hidden] of token `program_id(0)`, 0 for experts that are not computed here.
 
     Summed in the router's order, out is [T, hidden], with a residual of that shape added; else [T, top_k, hidden].
+    With a norm a block is a row, and the normalised sum is stored, too.
     """
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
@@ -515,4 +524,11 @@ def sum_kernel(
     if is_summed:
         if has_residual:
             total += tl.load(residual_ptr + token * hidden + columns, mask=is_inside, other=0.0).to(tl.float32)
-        tl.store(out_ptr + token * hidden + columns, total.to(out_ptr.dtype.element_ty), mask=is_inside)
+        total = total.to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + token * hidden + columns, total, mask=is_inside)
+        if has_norm:
+            total = total.to(tl.float32)
+            normed = normalised(
+                total, norm_weight_ptr, norm_bias_ptr, columns, is_inside, hidden, eps, subtracts_mean, has_norm_bias
+            )
+            tl.store(normed_ptr + token * hidden + columns, normed.to(normed_ptr.dtype.element_ty), mask=is_inside)

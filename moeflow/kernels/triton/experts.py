@@ -18,6 +18,7 @@ import triton
 
 from moeflow.kernels.activation import Activation
 from moeflow.kernels.expert_biases import ExpertBiases
+from moeflow.kernels.norm import NormWeights
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.triton.expert_kernels import sort_kernel, sum_kernel
 from moeflow.kernels.triton.launching import launch
@@ -57,8 +58,28 @@ def fused_experts(
     pairs = Pairs(topk_ids.contiguous(), num_experts, range(num_experts), slots)
     results = _results(x, gate_up, down, pairs, function, biases)
     out = torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
-    _weigh(results, topk_weights, pairs, out, residual, is_summed=True)
+    _weigh(results, topk_weights, pairs, out, residual)
     return out
+
+
+def fused_experts_norm(
+    x: Tensor,
+    matrices: tuple[Tensor | PlanarWeights, Tensor | PlanarWeights],
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    *,
+    function: Activation,
+    biases: ExpertBiases | None,
+    residual: Tensor,
+    norm: NormWeights,
+) -> tuple[Tensor, Tensor]:
+    """Return the same sum, and that normalised. Launches: as above."""
+    gate_up, down = matrices
+    pairs = Pairs(topk_ids.contiguous(), len(gate_up), range(len(gate_up)))
+    results = _results(x, gate_up, down, pairs, function, biases)
+    out, normed = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+    _weigh(results, topk_weights, pairs, out, residual, norm, normed)
+    return out, normed
 
 
 def expert_pairs(
@@ -76,7 +97,7 @@ def expert_pairs(
     pairs = Pairs(topk_ids.contiguous(), len(gate_up), experts)
     results = _results(x, gate_up, down, pairs, function, biases)
     out = torch.empty((*topk_ids.shape, x.shape[1]), dtype=torch.float32, device=x.device)
-    _weigh(results, topk_weights, pairs, out, None, is_summed=False)
+    _weigh(results, topk_weights, pairs, out, None)
     return out
 
 
@@ -131,12 +152,21 @@ def _sort(pairs: Pairs) -> tuple[Tensor, Tensor]:
 
 
 def _weigh(
-    results: Tensor, topk_weights: Tensor, pairs: Pairs, out: Tensor, residual: Tensor | None, *, is_summed: bool
+    results: Tensor,
+    topk_weights: Tensor,
+    pairs: Pairs,
+    out: Tensor,
+    residual: Tensor | None,
+    norm: NormWeights | None = None,
+    normed: Tensor | None = None,
 ) -> None:
-    """Write weighted results, or their sums with the residual."""
+    """Write weighted results to out [T, K, H], or their sums with the residual to out [T, H], and perhaps `normed`."""
     num_tokens, top_k = pairs.ids.shape
     hidden = results.shape[1]
-    block = min(triton.next_power_of_2(hidden), _SUM_BLOCK)
+    block = triton.next_power_of_2(hidden)
+    if norm is None:
+        block = min(block, _SUM_BLOCK)
+    bias = None if norm is None else norm.bias
     launch(
         sum_kernel,
         (num_tokens, triton.cdiv(hidden, block)),
@@ -146,13 +176,20 @@ def _weigh(
         pairs.given_slots,
         results if residual is None else residual.contiguous(),
         out,
+        results if norm is None else norm.weight,
+        results if bias is None else bias,
+        results if normed is None else normed,
+        0.0 if norm is None else norm.eps,
         pairs.experts.start,
         pairs.experts.stop,
         hidden=hidden,
         top_k=top_k,
-        is_summed=is_summed,
+        is_summed=out.dim() == 2,
         has_slots=pairs.slots is not None,
         has_residual=residual is not None,
+        has_norm=norm is not None,
+        subtracts_mean=norm is not None and norm.subtracts_mean,
+        has_norm_bias=bias is not None,
         block=block,
-        num_warps=max(block // 256, 1),
+        num_warps=min(max(block // 256, 1), 16),
     )

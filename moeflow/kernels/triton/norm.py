@@ -15,6 +15,24 @@ if TYPE_CHECKING:
 
 
 @triton.jit
+def normalised(
+    x, weight_ptr, bias_ptr, columns, is_inside, size, eps, subtracts_mean: tl.constexpr, has_bias: tl.constexpr
+):
+    """Return the norm of a row: x [block] float32, 0 outside -> [block] float32, not rounded."""
+    weight = tl.load(weight_ptr + columns, mask=is_inside, other=0.0)
+    if subtracts_mean:
+        x = tl.where(is_inside, x - tl.sum(x, axis=0) / size, 0.0)
+    scale = 1.0 / tl.sqrt_rn(tl.sum(x * x, axis=0) / size + eps)
+    if subtracts_mean:
+        y = x * scale * weight.to(tl.float32)
+        if has_bias:
+            y += tl.load(bias_ptr + columns, mask=is_inside, other=0.0).to(tl.float32)
+    else:  # rounded before the weight, as the reference does
+        y = (x * scale).to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
+    return y
+
+
+@triton.jit
 def norm_kernel(
     x_ptr,
     residual_ptr,
@@ -48,16 +66,7 @@ def norm_kernel(
         rounded = x.to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + row * size + columns, rounded, mask=is_inside)
         x = rounded.to(tl.float32)
-    weight = tl.load(weight_ptr + columns, mask=is_inside, other=0.0)
-    if subtracts_mean:
-        x = tl.where(is_inside, x - tl.sum(x, axis=0) / size, 0.0)
-    scale = 1.0 / tl.sqrt_rn(tl.sum(x * x, axis=0) / size + eps)
-    if subtracts_mean:
-        y = x * scale * weight.to(tl.float32)
-        if has_bias:
-            y += tl.load(bias_ptr + columns, mask=is_inside, other=0.0).to(tl.float32)
-    else:  # rounded before the weight, as the reference does
-        y = (x * scale).to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
+    y = normalised(x, weight_ptr, bias_ptr, columns, is_inside, size, eps, subtracts_mean, has_bias)
     y = y.to(out_ptr.dtype.element_ty)
     if has_hidden:
         hidden = tl.load(hidden_ptr + row * size + columns, mask=is_inside, other=0.0)

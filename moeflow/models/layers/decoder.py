@@ -86,7 +86,8 @@ class CausalLM:
             normed = self._packed(hidden, context).out
             assert normed is not None, "this is a stage without the last layer"
             return normed
-        return self.norm(self.run_layers(hidden, context))
+        hidden, normed = self._run_layers(hidden, context)
+        return self.norm(hidden) if normed is None else normed
 
     @without_gradients
     def begin(self, token_ids: Array, context: ForwardContext) -> tuple[Array, ForwardContext]:
@@ -118,11 +119,17 @@ class CausalLM:
         """
         if self._packed is not None and context.kv.is_for_kernels:
             return self._packed(hidden, context).hidden
+        return self._run_layers(hidden, context)[0]
+
+    def _run_layers(self, hidden: Array, context: ForwardContext) -> tuple[Array, Array | None]:
+        """Run the layers one by one, and return what the last one returns."""
         rotary = self.rotary(context.positions, hidden.dtype)
         assert not is_numpy(hidden), "layers that no kernel computes whole need torch's tensors"
-        for layer in self.layers:
-            hidden = layer(hidden, rotary, context)
-        return hidden
+        normed = None
+        next_norms = (*(layer.input_layernorm for layer in self.layers[1:]), self.norm)
+        for layer, next_norm in zip(self.layers, next_norms, strict=True):
+            hidden, normed = layer.run(hidden, normed, next_norm, rotary, context)
+        return hidden, normed
 
     @without_gradients
     def logits(self, hidden: Array) -> Array:

@@ -69,7 +69,29 @@ class DecoderLayer:
 
     def __call__(self, hidden: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
         """Shapes: hidden [T, H] -> [T, H]."""
-        attended = self.attention(self.pre_attention(hidden), rotary, context)
+        return self._after(hidden, self.attention(self.pre_attention(hidden), rotary, context), context)
+
+    def run(
+        self,
+        hidden: Tensor,
+        normed: Tensor | None,
+        next_norm: Norm,
+        rotary: Sequence[RotaryTable],
+        context: ForwardContext,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the result, and that normalised as the next layer needs it, if this takes no launch of its own.
+
+        `normed` are the normalised hidden states, if they are there. Shapes: [T, H] all.
+        """
+        qkv = self.pre_attention(hidden) if normed is None else self.mixer.in_proj(normed)
+        attended = self.attention(qkv, rotary, context)
+        if self._post_norms is None and self._layer_input is None and launching.accepts(attended):
+            hidden, normed = self._network_input(hidden, attended)
+            return self.mlp.and_norm(normed, hidden, next_norm)
+        return self._after(hidden, attended, context), None
+
+    def _after(self, hidden: Tensor, attended: Tensor, context: ForwardContext) -> Tensor:
+        """Return the layer's result, given what attention returns. Shapes: as `post_attention`."""
         hidden = self.post_attention(hidden, attended)
         if self._layer_input is None:
             return hidden

@@ -14,7 +14,8 @@ from moeflow.kernels.cpu.latent_weights import PackedUpProjection
 from moeflow.kernels.cpu.packed_experts import SWIGLU, ExpertKind, PackedExperts
 from moeflow.kernels.cpu.packed_weight import PackedRows
 from moeflow.kernels.expert_biases import ExpertBiases
-from moeflow.kernels.experts import fused_experts
+from moeflow.kernels.experts import fused_experts, fused_experts_norm
+from moeflow.kernels.norm import NormWeights
 from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.kernels.triton import launching
 from moeflow.kernels.triton.planar_rows import PlanarRows
@@ -81,6 +82,21 @@ class ExpertTensors(ExpertWeights):
     def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
         """Compute with torch."""
         return _compute(self, hidden, topk_ids, topk_weights, residual)
+
+    def compute_and_norm(
+        self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor, norm: NormWeights
+    ) -> tuple[Tensor, Tensor]:
+        """Return the same sum, and that normalised."""
+        return fused_experts_norm(
+            hidden,
+            (self.gate_up, self.down),
+            topk_ids,
+            topk_weights,
+            function=self.kind.function,
+            biases=self.biases,
+            residual=residual,
+            norm=norm,
+        )
 
     def parts(self) -> Sequence[tuple[Destination, ...]]:
         """Return views of the tensors."""

@@ -11,7 +11,7 @@ from moeflow.kernels.activation import activate
 from moeflow.kernels.cpu.packed_experts import SWIGLU, ExpertKind
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.expert_biases import ExpertBiases
-from moeflow.kernels.norm import PostNorms
+from moeflow.kernels.norm import PostNorms, add_norm
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.routing import Routing
 from moeflow.models.layers.expert_stage import expert_stage
@@ -66,6 +66,10 @@ class MLP:
         """Return the network's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
         return self.down_proj(self.units(hidden), residual)
 
+    def and_norm(self, hidden: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """Return the network's result plus the residual, and that normalised. Shapes: [T, H] all."""
+        return add_norm(self.down_proj(self.units(hidden)), residual, norm.weights)
+
     def weighted(self, hidden: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
         """Return each token's result, times its weight, plus the residual. Shapes: weights [T, 1] float32."""
         result = self.down_proj(self.units(hidden)) * weights.to(hidden.dtype)
@@ -109,6 +113,11 @@ class FusedMLP:
     def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the network's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
         return self.weighted(hidden, torch.ones(hidden.shape[0], 1, device=hidden.device), residual)
+
+    def and_norm(self, hidden: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """Return the network's result plus the residual, and that normalised. Shapes: [T, H] all."""
+        total = self(hidden, residual)
+        return total, norm(total)
 
     def weighted(self, hidden: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
         """Return each token's result, times its weight, plus the residual. Shapes: weights [T, 1] float32."""

@@ -23,7 +23,7 @@ from moeflow.kernels.linear import linear
 from moeflow.kernels.norm import ExpertNorms, PostNorms
 from moeflow.kernels.routing import Routing
 from moeflow.models.layers.expert_stage import expert_stage
-from moeflow.models.layers.expert_weights import Destination, MovableExperts, MovedExperts
+from moeflow.models.layers.expert_weights import Destination, ExpertTensors, MovableExperts, MovedExperts
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.rearranged import cut
@@ -115,12 +115,26 @@ class MoE:
         Shapes: hidden and residual [T, H] -> [T, H].
         """
         residual = self.with_shared(hidden, residual)
-        topk_ids, topk_weights = self.route(hidden)
+        topk_ids, topk_weights = self._chosen(hidden)
         if limit is not None:
             topk_weights = limit(topk_ids, topk_weights)
+        return self.weights.compute(hidden, topk_ids, topk_weights, residual)
+
+    def and_norm(self, hidden: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """Return the block's result plus the residual, and that normalised. Shapes: [T, H] all."""
+        residual = self.with_shared(hidden, residual)
+        chosen, weights = self._chosen(hidden), self.weights
+        if isinstance(weights, ExpertTensors):
+            return weights.compute_and_norm(hidden, *chosen, residual, norm.weights)
+        total = weights.compute(hidden, *chosen, residual)
+        return total, norm(total)
+
+    def _chosen(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Do as `route`, and tell of the choice."""
+        topk_ids, topk_weights = self.route(hidden)
         if self.on_route is not None:
             self.on_route(topk_ids[:, : self.config.routing.top_k], hidden)
-        return self.weights.compute(hidden, topk_ids, topk_weights, residual)
+        return topk_ids, topk_weights
 
     @overload
     def with_shared(self, hidden: Tensor, residual: Tensor) -> Tensor: ...

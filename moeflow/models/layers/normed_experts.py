@@ -39,9 +39,7 @@ class NormedExperts(MoE):
         assert limit is None, "experts take all tokens that choose them"
         assert self.shared is not None, "there is no network"
         shared = self.shared(self.network_input(hidden), None)
-        topk_ids, topk_weights = self.route(hidden)
-        if self.on_route is not None:
-            self.on_route(topk_ids, hidden)
+        topk_ids, topk_weights = self._chosen(hidden)
         return self.joined(shared, self.weights.compute(self.expert_input(hidden), topk_ids, topk_weights))
 
     def network_input(self, hidden: Tensor) -> Tensor:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
+from moeflow.kernels.norm import NormWeights
 from moeflow.kernels.triton import experts
 from moeflow.kernels.triton.planar_weights import PlanarWeights
 from moeflow.kernels.triton.quantized_linear import quantized_linear, wide_linear
@@ -60,6 +62,20 @@ def layer(shape: Shape, num_tokens: int, weight_format: str, capability: int) ->
     chosen = empty(num_tokens, top_k, dtype=torch.float32)
     name = f"{weight_format}, {num_tokens} tokens of width {width}"
     return recorded(name, lambda: experts.fused_experts(x, gate_up, down, ids, chosen, residual=x), capability)
+
+
+def normed_sum(hidden: int, top_k: int, capability: int) -> list:
+    """Return the case of the sum of a token's experts, and its norm."""
+    dtype = torch.bfloat16 if capability >= 80 else torch.float16
+    matrices = (empty(16, 64, hidden, dtype=dtype), empty(16, hidden, 32, dtype=dtype))
+    x, ids = empty(1, hidden, dtype=dtype), empty(1, top_k, dtype=torch.int64)
+    norm = NormWeights(empty(hidden, dtype=dtype), 1e-6)
+    call = partial(
+        experts.fused_experts_norm,
+        *(x, matrices, ids, empty(1, top_k, dtype=torch.float32)),
+        **{"function": "silu", "biases": None, "residual": x, "norm": norm},
+    )
+    return [case for case in recorded(f"norm of {hidden}", call, capability) if "sum_kernel" in case.name]
 
 
 def matrix(shape: Shape, num_tokens: int, weight_format: str, capability: int) -> list:

@@ -12,6 +12,7 @@ import torch
 from moeflow.kernels import experts as public
 from moeflow.kernels.activation import NONLINEARITIES, Activation, ClampedSwiglu, activate
 from moeflow.kernels.expert_biases import ExpertBiases
+from moeflow.kernels.norm import NormWeights
 from moeflow.kernels.triton import experts, launching, matrix_products
 from moeflow.kernels.triton.planar_weights import MadeFormat, pack
 from moeflow.models.layers.expert_weights import ExpertSlabs, slab_bytes
@@ -108,6 +109,26 @@ def test_forms_are_the_definition(form: str, dtype: torch.dtype) -> None:
     got = experts.fused_experts(*layer, residual=residual)
     assert got.dtype == dtype
     check(got, weighted_pairs(layer).sum(dim=1) + residual.double(), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("subtracts_mean", [False, True])
+def test_the_sum_is_normalised_in_the_same_launch(subtracts_mean: bool, dtype: torch.dtype, started: list[str]) -> None:
+    layer = given(3, dtype)
+    residual, weight, bias = (torch.randn(size).to(dtype) for size in (layer.x.shape, HIDDEN, HIDDEN))
+    norm = NormWeights(weight, 1e-5, subtracts_mean, bias if subtracts_mean else None)
+    x, gate_up, down, *chosen = layer
+    total, normed = experts.fused_experts_norm(
+        x, (gate_up, down), *chosen, function="silu", biases=None, residual=residual, norm=norm
+    )
+    assert len(started) == 3
+    assert torch.equal(total, experts.fused_experts(*layer, residual=residual))
+    wide = total.double()
+    if subtracts_mean:
+        expected = torch.nn.functional.layer_norm(wide, (HIDDEN,), weight.double(), bias.double(), 1e-5)
+    else:
+        expected = wide * (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+    check(normed, expected, dtype)
 
 
 @pytest.mark.parametrize(
