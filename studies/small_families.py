@@ -34,7 +34,7 @@ _SMALL: Final[Mapping[str, Any]] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
-    "intermediate_size": 96,
+    "intermediate_size": 192,
     "max_position_embeddings": 512,
 }
 _SMALL_MIXERS: Final[Mapping[str, int]] = {

@@ -40,7 +40,7 @@ PAIRS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", PAIRS)
-@pytest.mark.parametrize("family", ["qwen2_moe", "granitemoeshared"])
+@pytest.mark.parametrize("family", ["qwen2_moe", "granitemoeshared", "gemma4_text"])
 def test_shared_experts_lie_behind_the_others(family, weights, tmp_path):
     write_small(family, tmp_path)
     with closing(open_checkpoint(tmp_path)) as checkpoint:

@@ -16,6 +16,7 @@ import torch
 from moeflow.engine import decode_graphs
 from moeflow.kernels import activation, logit_edits, norm, rotary
 from moeflow.kernels import experts as experts_reference
+from moeflow.kernels import normed_experts as normed_reference
 from moeflow.kernels.attention import attention as attention_reference
 from moeflow.kernels.attention import attention_input as attention_input_reference
 from moeflow.kernels.attention import latent_attention
@@ -24,9 +25,8 @@ from moeflow.kernels.attention.device_table import DeviceTable
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.cpu import device_flag
-from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.linear import linear
-from moeflow.kernels.norm import NormWeights
+from moeflow.kernels.norm import ExpertNorms, NormWeights, PostNorms
 from moeflow.kernels.recurrent import gates as gates_reference
 from moeflow.kernels.recurrent import recurrence as recurrence_reference
 from moeflow.kernels.recurrent import short_conv as short_conv_reference
@@ -49,6 +49,7 @@ from moeflow.kernels.triton import experts as triton_experts
 from moeflow.kernels.triton import gates as triton_gates
 from moeflow.kernels.triton import logit_edits as triton_logit_edits
 from moeflow.kernels.triton import norm as triton_norm
+from moeflow.kernels.triton import normed_experts as triton_normed
 from moeflow.kernels.triton import recurrence as triton_recurrence
 from moeflow.kernels.triton import routing as triton_routing
 from moeflow.kernels.triton import short_conv as triton_short_conv
@@ -132,14 +133,14 @@ def _plain(x: Any) -> Any:
             head_dim=x.head_dim,
             latent_dim=x.latent_dim,
         )
-    if isinstance(x, ExpertBiases):
-        return ExpertBiases(*map(raw, x))
     if dataclasses.is_dataclass(x) and not isinstance(x, type):
         return dataclasses.replace(
             x, **{it.name: _plain(getattr(x, it.name)) for it in dataclasses.fields(x) if it.init}
         )
     if isinstance(x, msgspec.Struct):
         return msgspec.structs.replace(x, **{name: _plain(getattr(x, name)) for name in x.__struct_fields__})
+    if isinstance(x, tuple) and hasattr(x, "_replace"):
+        return type(x)(*map(_plain, x))
     return tuple(map(_plain, x)) if type(x) is tuple else raw(x)
 
 
@@ -241,6 +242,11 @@ def _apply_and_mul(gate_up: torch.Tensor, function: Any, *, alpha: float = 0.0, 
     return activation.apply_and_mul(chosen, gate_up)
 
 
+def _expert_inputs(x: torch.Tensor, hidden: torch.Tensor, eps: float, norm: NormWeights, experts: ExpertNorms) -> Any:
+    plain = NormWeights(torch.ones_like(norm.weight), eps)
+    return normed_reference.expert_inputs(x, hidden, plain, PostNorms(norm, norm, experts))
+
+
 def _of_states(reference: Function) -> Function:
     """Return an operation with states that takes its sequences from their table on the device."""
 
@@ -298,6 +304,8 @@ _REFERENCES: tuple[tuple[ModuleType, str, Function], ...] = (
     (triton_short_conv, "short_conv", _of_states(short_conv_reference.short_conv)),
     (triton_experts, "fused_experts", _experts),
     (triton_experts, "fused_experts_norm", experts_reference.fused_experts_norm),
+    (triton_normed, "expert_inputs", _expert_inputs),
+    (triton_normed, "normed_experts", normed_reference.normed_experts),
     (quantized_linear, "quantized_linear", linear),
     (greedy, "greedy", _greedy),
     (triton_logit_edits, "edited", lambda logits, edits: torch.from_numpy(logit_edits.edited(logits, edits))),

@@ -39,7 +39,6 @@ MOST_OF_FAMILY = {
     "deepseek_v2": 13,
     "glm4_moe_lite": 16,
     "gemma3_text": 12,
-    "gemma4_text": 24,
 }
 
 WITH_STATES = ("qwen3_next", "granitemoehybrid", "qwen3_5_moe_text")  # of each head, whose prompts are cut into chunks

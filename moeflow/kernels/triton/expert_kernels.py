@@ -5,6 +5,8 @@ A *pair* is a token and one of its choices, number `token * top_k + choice`. A p
 residual. With a gate, rows `num_outputs ..` of a matrix are the ups. `stop` is `size` as a number: compilers unroll
 loops of constant length.
 
+Inputs of experts `first_shared ..` lie `shared_rows` rows further in x.
+
 An expert is computed if it is one of `first .. last - 1` and has a slot: `slots` [E] int32 (negative: none), without a
 table its own number. Pairs of other experts read no weights, and nothing is written for them.
 
@@ -81,6 +83,8 @@ def pair_kernel(
     slots_ptr,
     first,
     last,
+    first_shared,
+    shared_rows,
     num_outputs: tl.constexpr,
     size: tl.constexpr,
     value_row: tl.constexpr,
@@ -107,7 +111,10 @@ def pair_kernel(
     values_ptr += slot * value_stride
     scales_ptr += slot * scale_stride
     rows = tl.program_id(1) * block_n + tl.arange(0, block_n)
-    x_ptr += (pair // rows_share).to(tl.int64) * size
+    row = pair // rows_share
+    if has_ids:
+        row += tl.where(expert >= first_shared, shared_rows, 0)
+    x_ptr += row.to(tl.int64) * size
     columns = tl.arange(0, block_k)
     inner: tl.constexpr = group if group < block_k else block_k
     sums = tl.zeros((block_n, block_k // inner), tl.float32)
@@ -171,6 +178,7 @@ def compute_tile(
     expert,
     slot,
     block,
+    shift,
     x_ptr,
     values_ptr,
     scales_ptr,
@@ -198,12 +206,15 @@ def compute_tile(
     block_k: tl.constexpr,
     is_even: tl.constexpr,
 ):
-    """Compute and store block number `block` of the outputs of up to `block_m` pairs of one expert."""
+    """Compute and store block number `block` of the outputs of up to `block_m` pairs of one expert.
+
+    Their inputs lie `shift` rows further than those of experts in general.
+    """
     values_ptr += slot.to(tl.int64) * value_stride
     scales_ptr += slot.to(tl.int64) * scale_stride
     rows = block * block_n + tl.arange(0, block_n)
     columns = tl.arange(0, block_k)
-    x_rows = x_ptr + (pairs // rows_share).to(tl.int64)[:, None] * size
+    x_rows = x_ptr + (pairs // rows_share + shift).to(tl.int64)[:, None] * size
     gate = tl.zeros((block_m, block_n), tl.float32)
     up = tl.zeros((block_m, block_n), tl.float32)
     for start in range(0, stop, block_k):
@@ -277,6 +288,8 @@ def expert_kernel(
     num_pairs,
     first,
     last,
+    first_shared,
+    shared_rows,
     num_outputs: tl.constexpr,
     size: tl.constexpr,
     value_row: tl.constexpr,
@@ -318,6 +331,7 @@ def expert_kernel(
             expert,
             slot,
             tl.program_id(0),
+            tl.where(expert >= first_shared, shared_rows, 0),
             x_ptr,
             values_ptr,
             scales_ptr,
@@ -401,6 +415,8 @@ def tile_kernel(
     spans_ptr,
     num_pairs,
     num_experts,
+    first_shared,
+    shared_rows,
     num_outputs: tl.constexpr,
     size: tl.constexpr,
     value_row: tl.constexpr,
@@ -449,6 +465,7 @@ def tile_kernel(
         expert,
         slot,
         tl.program_id(1),
+        tl.where(expert >= first_shared, shared_rows, 0),
         x_ptr,
         values_ptr,
         scales_ptr,

@@ -56,7 +56,7 @@ def fused_experts(
     """
     num_experts = len(gate_up) if slots is None else len(slots)
     pairs = Pairs(topk_ids.contiguous(), num_experts, range(num_experts), slots)
-    results = _results(x, gate_up, down, pairs, function, biases)
+    results = expert_results(x, gate_up, down, pairs, function, biases)
     out = torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
     _weigh(results, topk_weights, pairs, out, residual)
     return out
@@ -76,7 +76,7 @@ def fused_experts_norm(
     """Return the same sum, and that normalised. Launches: as above."""
     gate_up, down = matrices
     pairs = Pairs(topk_ids.contiguous(), len(gate_up), range(len(gate_up)))
-    results = _results(x, gate_up, down, pairs, function, biases)
+    results = expert_results(x, gate_up, down, pairs, function, biases)
     out, normed = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
     _weigh(results, topk_weights, pairs, out, residual, norm, normed)
     return out, normed
@@ -95,13 +95,13 @@ def expert_pairs(
 ) -> Tensor:
     """Return the weighted results of some experts, and 0 for others: [T, K, H] float32. Launches: as above."""
     pairs = Pairs(topk_ids.contiguous(), len(gate_up), experts)
-    results = _results(x, gate_up, down, pairs, function, biases)
+    results = expert_results(x, gate_up, down, pairs, function, biases)
     out = torch.empty((*topk_ids.shape, x.shape[1]), dtype=torch.float32, device=x.device)
     _weigh(results, topk_weights, pairs, out, None)
     return out
 
 
-def _results(
+def expert_results(
     x: Tensor,
     gate_up: Tensor | PlanarWeights,
     down: Tensor | PlanarWeights,
@@ -109,7 +109,10 @@ def _results(
     function: Activation,
     biases: ExpertBiases | None,
 ) -> Tensor:
-    """Return the outputs of pairs: [T * K, H]. Rows of experts that are not computed are not written."""
+    """Return the outputs of pairs: [T * K, H]. Rows of experts that are not computed are not written.
+
+    Shapes: x [T, H], or with inputs of shared experts after the others' [2 T, H].
+    """
     up_bias, down_bias = biases or (None, None)
     ups = Matrices(gate_up, up_bias, is_gated=gate_up.shape[1] != down.shape[2], function=function)
     downs = Matrices(down, down_bias)

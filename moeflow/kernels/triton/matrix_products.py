@@ -25,6 +25,7 @@ class Pairs(msgspec.Struct, frozen=True):
     num_experts: int
     experts: range  # that are computed
     slots: Tensor | None = None  # [E] int32
+    first_shared: int | None = None  # the first expert with an input of its own; None: there is none
 
     @property
     def num_pairs(self) -> int:
@@ -35,6 +36,11 @@ class Pairs(msgspec.Struct, frozen=True):
     def given_slots(self) -> Tensor:
         """The table of slots, or a tensor in its place that kernels do not read."""
         return self.ids if self.slots is None else self.slots
+
+    def inputs(self, x: Tensor, rows_share: int) -> tuple[int, int]:
+        """Return from which expert on inputs lie so many rows further."""
+        first = self.num_experts if self.first_shared is None else self.first_shared
+        return first, len(x) - self.num_pairs // rows_share
 
 
 class Matrices(msgspec.Struct, frozen=True):
@@ -73,7 +79,15 @@ class Matrices(msgspec.Struct, frozen=True):
         top_k = 1 if pairs is None else pairs.ids.shape[1]
         tile = pair_tile(gpu_of(x), top_k, self.num_outputs, self.size, self.weight_bits, self.num_matrices)
         routing = (
-            (x, x, 0, 1) if pairs is None else (pairs.ids, pairs.given_slots, pairs.experts.start, pairs.experts.stop)
+            (x, x, 0, 1, 1, 0)
+            if pairs is None
+            else (
+                pairs.ids,
+                pairs.given_slots,
+                pairs.experts.start,
+                pairs.experts.stop,
+                *pairs.inputs(x, rows_share),
+            )
         )
         self._start(
             pair_kernel,
@@ -101,6 +115,7 @@ class Matrices(msgspec.Struct, frozen=True):
             pairs.num_pairs,
             pairs.experts.start,
             pairs.experts.stop,
+            *pairs.inputs(x, rows_share),
             rows_share=rows_share,
             has_slots=pairs.slots is not None,
             block_pairs=triton.next_power_of_2(pairs.num_pairs),
@@ -122,6 +137,7 @@ class Matrices(msgspec.Struct, frozen=True):
             spans,
             pairs.num_pairs,
             pairs.num_experts,
+            *pairs.inputs(x, rows_share),
             rows_share=rows_share,
             is_sorted=True,
             has_slots=pairs.slots is not None,
@@ -142,6 +158,8 @@ class Matrices(msgspec.Struct, frozen=True):
             x,
             len(out),
             1,
+            1,
+            0,
             rows_share=1,
             is_sorted=False,
             has_slots=False,

@@ -23,6 +23,7 @@ from moeflow.models.layers.layer_embeddings import LayerInput
 from moeflow.models.layers.mlp import MLP, FusedMLP
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.norm import Norm
+from moeflow.models.layers.normed_experts import NormedExperts
 from moeflow.models.layers.token_mixer import TokenMixer
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
@@ -69,7 +70,7 @@ class DecoderLayer:
 
     def __call__(self, hidden: Tensor, rotary: Sequence[RotaryTable], context: ForwardContext) -> Tensor:
         """Shapes: hidden [T, H] -> [T, H]."""
-        return self._after(hidden, self.attention(self.pre_attention(hidden), rotary, context), context)
+        return self.run(hidden, None, self.input_layernorm, rotary, context)[0]
 
     def run(
         self,
@@ -85,6 +86,14 @@ class DecoderLayer:
         """
         qkv = self.pre_attention(hidden) if normed is None else self.mixer.in_proj(normed)
         attended = self.attention(qkv, rotary, context)
+        if isinstance(self.mlp, NormedExperts) and self.mlp.num_joined:
+            return self.mlp.finish_layer(
+                self.mixer.out_proj(attended),
+                hidden,
+                self.post_attention_layernorm.weights,
+                self._norms_of_results(),
+                next_norm.weights,
+            )
         if self._post_norms is None and self._layer_input is None and launching.accepts(attended):
             hidden, normed = self._network_input(hidden, attended)
             return self.mlp.and_norm(normed, hidden, next_norm)
@@ -237,8 +246,12 @@ class DecoderLayer:
         if self._post_norms is None:
             assert self._scale is None, "layers are scaled where what they add is normalised"
             return self.mlp.stage(out_proj, norm)
+        return self.mlp.stage(out_proj, norm, self._norms_of_results())
+
+    def _norms_of_results(self) -> PostNorms:
+        assert self._post_norms is not None, "results are added as they are"
         after_attention, after_network = (it.weights for it in self._post_norms)
-        return self.mlp.stage(out_proj, norm, PostNorms(after_attention, after_network, scale=self._scale))
+        return PostNorms(after_attention, after_network, scale=self._scale)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination)."""

@@ -68,7 +68,7 @@ def num_joined(config: ModelConfig) -> int:
     """Return how many experts the shared one can be cut into; 0: it is no multiple of their width."""
     networks = config.feed_forward
     count, rest = divmod(networks.shared_intermediate_size, networks.intermediate_size)
-    return 0 if rest or config.norms.has_norms_of_experts or networks.expert_bias else count
+    return 0 if rest or networks.expert_bias else count
 
 
 class MoE:
@@ -88,7 +88,7 @@ class MoE:
         self.names = names
         self._kind = expert_kind(config)
         number, networks = config.routing.num_experts, config.feed_forward
-        joined = num_joined(config) if allocator.rearranges else 0
+        self.num_joined = joined = num_joined(config) if allocator.rearranges else 0
         shape = ExpertShape(number + joined, config.hidden_size, networks.intermediate_size, self._kind)
         has_gate = joined > 0 and bool(names.shared.gate)
         self.router = allocator.router(number + has_gate, config.hidden_size, is_float32=has_float32_router)

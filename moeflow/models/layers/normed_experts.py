@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from moeflow.core.model_config import ModelConfig
-from moeflow.kernels.norm import ExpertNorms
+from moeflow.kernels.norm import ExpertNorms, NormWeights, PostNorms
+from moeflow.kernels.normed_experts import expert_inputs, normed_experts
 from moeflow.kernels.routing import Routing
-from moeflow.models.layers.expert_weights import Destination
+from moeflow.models.layers.expert_weights import Destination, ExpertTensors
 from moeflow.models.layers.moe import ExpertNames, Limit, MoE
 from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.weight_allocator import WeightAllocator
@@ -41,6 +42,31 @@ class NormedExperts(MoE):
         shared = self.shared(self.network_input(hidden), None)
         topk_ids, topk_weights = self._chosen(hidden)
         return self.joined(shared, self.weights.compute(self.expert_input(hidden), topk_ids, topk_weights))
+
+    def finish_layer(
+        self, x: Tensor, hidden: Tensor, plain: NormWeights, norms: PostNorms, next_norm: NormWeights
+    ) -> tuple[Tensor, Tensor]:
+        """Return the layer's result for what attention adds, x, and that normalised, where the network is joined.
+
+        `plain` is a norm without weights. Shapes: [T, H] all.
+        """
+        weights = self.weights
+        assert isinstance(weights, ExpertTensors), "only tensors are rearranged"
+        norms = norms._replace(experts=self.expert_norms())
+        hidden, inputs = expert_inputs(x, hidden, plain, norms)
+        chosen = self.choose(super().router_logits(inputs[2]))
+        if self.on_route is not None:
+            self.on_route(chosen[0][:, : self.config.routing.top_k], None)
+        return normed_experts(
+            inputs[:2],
+            (weights.gate_up, weights.down),
+            chosen,
+            self.num_joined,
+            hidden,
+            norms,
+            function=weights.kind.function,
+            next_norm=next_norm,
+        )
 
     def network_input(self, hidden: Tensor) -> Tensor:
         """See `MoE`. Shapes: hidden [T, H] -> [T, H]."""
