@@ -206,14 +206,21 @@ def _write_kv(k: torch.Tensor, v: torch.Tensor | None, blocks: KVBlocks, slots: 
 
 
 def _latent_input(
-    q: torch.Tensor, kept: torch.Tensor, heads: Any, table: Any, blocks: KVBlocks, slots: torch.Tensor
+    q: torch.Tensor,
+    kept: torch.Tensor,
+    up: torch.Tensor,
+    heads: Any,
+    table: Any,
+    blocks: KVBlocks,
+    slots: torch.Tensor,
 ) -> torch.Tensor:
     latents, rotary_keys = kept.split([heads.latent_dim, heads.rope_dim], dim=1)
     latents = norm.normalise(latents.contiguous(), heads.latent_norm)
     keys = torch.cat([latents[:, None], latent_attention.rotated(rotary_keys[:, None], heads, table)], dim=-1)
     _write_kv(keys, None, blocks, slots)
     queries = q.new_zeros(len(q), heads.num_heads, heads.key_dim)
-    rope = q.view(len(q), heads.num_heads, heads.query_dim)[..., heads.nope_dim :]
+    nope, rope = q.view(len(q), heads.num_heads, heads.query_dim).split([heads.nope_dim, heads.rope_dim], dim=2)
+    queries[..., : heads.latent_dim] = torch.einsum("thn,hnl->thl", nope, up[:, : heads.nope_dim])
     queries[..., heads.latent_dim :] = latent_attention.rotated(rope, heads, table)
     return queries
 

@@ -35,9 +35,9 @@ OUTSIDE_LAYERS = (
 OTHER_STEPS = 2  # the norm before all layers, and the product of logits
 MOST_LAUNCHES = 11  # of a layer
 MOST_OF_FAMILY = {
-    "deepseek_v3": 13,
-    "deepseek_v2": 13,
-    "glm4_moe_lite": 16,
+    "deepseek_v3": 12,
+    "deepseek_v2": 12,
+    "glm4_moe_lite": 14,
     "gemma3_text": 12,
 }
 

@@ -41,7 +41,10 @@ def attend_to_latents(
     metadata: AttentionMetadata,
     scores: Scores,
 ) -> Tensor:
-    """Store the latent and rotary key of each token, and attend: on a GPU by one kernel and two products besides.
+    """Store the latent and rotary key of each token, and attend.
+
+    A GPU takes one kernel before attention, and a product behind it.
+
 
     Shapes: q [T, H * (N + R)], kept [T, L + R], up [H, N + V, L], keys before values -> [T, H * V].
     """
@@ -69,18 +72,11 @@ def _attend_on_gpu(
     metadata: AttentionMetadata,
     scores: Scores,
 ) -> Tensor:
-    queries = latent_input.latent_input(q, kept, heads, rotary, blocks, metadata.slots)
-    nope = q.view(len(q), heads.num_heads, heads.query_dim)[..., : heads.nope_dim]
-    _multiply_heads(nope, up[:, : heads.nope_dim], queries[..., : heads.latent_dim])
+    queries = latent_input.latent_input(q, kept, up, heads, rotary, blocks, metadata.slots)
     attended = attend(queries, blocks, metadata, scores).view(len(q), heads.num_heads, heads.latent_dim)
     out = q.new_empty(len(q), heads.num_heads, heads.value_dim)
-    _multiply_heads(attended, up[:, heads.nope_dim :].transpose(1, 2), out)
+    latent_input.multiply_heads(attended, up[:, heads.nope_dim :].transpose(1, 2), out)
     return out.flatten(1)
-
-
-def _multiply_heads(x: Tensor, matrices: Tensor, out: Tensor) -> None:
-    """Write each head's product, without copies. Shapes: x [T, H, n], matrices [H, n, m], out [T, H, m]."""
-    torch.bmm(x.transpose(0, 1), matrices, out=out.transpose(0, 1))
 
 
 def rotated(x: Tensor, heads: LatentHeads, rotary: RotaryTable) -> Tensor:

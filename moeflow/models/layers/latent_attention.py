@@ -22,6 +22,7 @@ from moeflow.kernels.cpu.packed_layer import PackedAttention
 from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.rotary import RotaryTable
+from moeflow.kernels.triton import launching
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.linear import Linear, output_linear
@@ -116,7 +117,7 @@ class LatentAttention:
         heads = self.latent_heads
         q, kept = torch.split(projected, [projected.shape[1] - heads.key_dim, heads.key_dim], dim=1)
         if self._q_b is not None and self._q_norm is not None:
-            q = self._q_b.after_norm(q.contiguous(), self._q_norm)
+            q = self._q_b.after_norm(q if launching.accepts(q) else q.contiguous(), self._q_norm)
         up = self._up
         weights = up.unpack() if isinstance(up, PackedUpProjection) else up.view(heads.num_heads, -1, heads.latent_dim)
         return attend_to_latents(q, kept, weights, heads, table, blocks, metadata, self.scores)

@@ -84,7 +84,7 @@ def move_case(name: str, head_dim: int, *, is_latent: bool, kv: str) -> Case:
     return Case(name, move_kv_kernel, signature, constants, aligned, {"num_warps": 1}, has_wide_loads=False)
 
 
-def latent_case(name: str, *, kv: str) -> Case:
+def latent_case(name: str, *, kv: str, is_absorbed: bool) -> Case:
     """Return a case of DeepSeek-V3's latent attention."""
     constants = {
         "is_interleaved": True,
@@ -93,13 +93,26 @@ def latent_case(name: str, *, kv: str) -> Case:
         "block_heads": 8,
         "block_rope": 64,
         "block_latent": 512,
+        "is_absorbed": is_absorbed,
+        "block_nope": 128,
+        "block_tokens": 16,
+        "block_columns": 64,
     }
-    inputs = ("q_ptr", "kept_ptr", "norm_ptr", "cos_ptr", "sin_ptr", "queries_ptr")
+    inputs = ("q_ptr", "kept_ptr", "up_ptr", "norm_ptr", "cos_ptr", "sin_ptr", "queries_ptr")
     signature = dict.fromkeys(inputs, "*bf16") | {"slots_ptr": "*i64", "cells_ptr": f"*{kv}", "scales_ptr": "*fp32"}
-    numbers = ("q_stride", "kept_stride", "num_heads", "nope_dim", "rope_dim", "latent_dim")
-    signature |= dict.fromkeys(numbers, "i32") | {"eps": "fp32"}
+    numbers = ("q_stride", "kept_stride", "up_stride", "num_heads", "nope_dim", "rope_dim", "latent_dim")
+    signature |= dict.fromkeys(("num_tokens", *numbers), "i32") | {"eps": "fp32"}
     aligned = (*inputs, "slots_ptr", "cells_ptr", "scales_ptr", *numbers)
-    return Case(name, latent_input_kernel, signature, constants, aligned, {"num_warps": 1, "enable_fp_fusion": False})
+    return Case(
+        name,
+        latent_input_kernel,
+        {argument: signature[argument] for argument in latent_input_kernel.arg_names if argument in signature},
+        constants,
+        aligned,
+        {"num_warps": 4 if is_absorbed else 1, "enable_fp_fusion": False},
+        has_dot=is_absorbed,
+        capabilities=(80, 89, 90) if is_absorbed else (75, 80, 89, 90),
+    )
 
 
 CASES = [
@@ -113,6 +126,7 @@ CASES = [
     write_case("latents, int8", 1, 512, is_latent=True, kv="i8"),
     move_case("moves of keys and values", 128, is_latent=False, kv="bf16"),
     move_case("moves of latents, int8", 1024, is_latent=True, kv="i8"),
-    latent_case("deepseek-v3, before attention", kv="bf16"),
-    latent_case("deepseek-v3, before attention, int8", kv="i8"),
+    latent_case("deepseek-v3, prompt before attention", kv="bf16", is_absorbed=False),
+    latent_case("deepseek-v3, before attention", kv="bf16", is_absorbed=True),
+    latent_case("deepseek-v3, before attention, int8", kv="i8", is_absorbed=True),
 ]

@@ -21,14 +21,16 @@ SIZES = {"num_heads": 5, "nope_dim": 6, "rope_dim": 10, "latent_dim": 20, "value
 COUNT = 3
 
 
+@pytest.mark.parametrize("most_absorbed", [COUNT, 0])
 @pytest.mark.parametrize("is_interleaved", [True, False])
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype"),
     [(torch.float32, "float32"), (torch.float32, "int8"), (torch.bfloat16, "bfloat16"), (torch.float16, "int8")],
 )
 def test_latent_attention_is_the_reference(
-    dtype: torch.dtype, kv_dtype: str, is_interleaved: bool, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, kv_dtype: str, is_interleaved: bool, most_absorbed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(latent_input, "_MOST_ABSORBED", most_absorbed)
     torch.manual_seed(0)
     norm = NormWeights(1 + 0.3 * torch.randn(20).to(dtype), 1e-6)
     heads = LatentHeads(**SIZES, is_interleaved=is_interleaved, latent_norm=norm)
@@ -55,6 +57,20 @@ def test_latent_attention_is_the_reference(
             torch.testing.assert_close(got, wanted, **allowed)
 
 
+def test_many_tokens_have_the_products_of_few() -> None:
+    heads = LatentHeads(**SIZES, is_interleaved=False, latent_norm=NormWeights(torch.ones(20), 1e-6))
+    count = 35  # three tiles of tokens
+    q, up = torch.randn(count, 3 + 5 * 16)[:, 3:], torch.randn(5, 14, 20)
+    table = RotaryTable(torch.ones(count, 1, 10), torch.zeros(count, 1, 10))
+    blocks = make_blocks(3, dtype="float32", block_size=16, num_kv_heads=1, head_dim=30, latent_dim=20)
+    with triton_alone():
+        nowhere = torch.full((count,), -1)
+        queries = latent_input.latent_input(q, torch.randn(count, 30), up, heads, table, blocks, nowhere)
+    nope = q.unflatten(1, (5, 16))[..., :6].double()
+    wanted = torch.einsum("thn,hnl->thl", nope, up[:, :6].double())
+    torch.testing.assert_close(queries[..., :20].double(), wanted, **tolerance(torch.float32))
+
+
 def test_padding_is_not_stored() -> None:
     heads = LatentHeads(**SIZES, is_interleaved=False, latent_norm=NormWeights(torch.ones(20), 1e-6))
     table = RotaryTable(torch.ones(2, 1, 10), torch.zeros(2, 1, 10))
@@ -64,7 +80,8 @@ def test_padding_is_not_stored() -> None:
     blocks = KVBlocks(storage[num_bytes:], "float32", **sizes)
     q, kept = torch.randn(2, 5 * 16), torch.randn(2, 30)
     with triton_alone():
-        queries = latent_input.latent_input(q, kept, heads, table, blocks, torch.tensor([-1, 17]))
+        up = torch.randn(5, 14, 20)
+        queries = latent_input.latent_input(q, kept, up, heads, table, blocks, torch.tensor([-1, 17]))
     assert torch.equal(queries[..., 20:], q.view(2, 5, 16)[..., 6:])
     assert torch.equal(blocks.keys[1, 0, 1, 20:], kept[1, 20:])
     assert blocks.keys.count_nonzero() == 30
