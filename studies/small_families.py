@@ -69,6 +69,8 @@ def write_small(family: str, folder: Path, **more: Any) -> None:
     changes |= {name: size for name, size in _SMALL_MIXERS.items() if name in given}
     if "kv_lora_rank" in given:
         changes |= {"head_dim": 32, "num_key_value_heads": 4}
+    if given.get("q_lora_rank"):
+        changes["q_lora_rank"] = 64
     write_model(family, folder, 0, **changes, **more)
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 with on_demand(__name__):
+    from moeflow.kernels.triton import norm_linear as triton_norm_linear
     from moeflow.kernels.triton import quantized_linear as triton_linear
 
 _SMALL_WEIGHT = 2**16  # values
@@ -66,6 +67,8 @@ def norm_linear(
         return stages.norm_linear(x, norm, weight, bias)
     if isinstance(weight, PackedStack):
         return _added(torch.cat([stages.norm_linear(x, norm, part) for part in weight.parts], dim=1), bias)
+    if not isinstance(weight, PlanarWeights) and launching.accepts(x) and triton_norm_linear.takes(x, norm):
+        return triton_norm_linear.norm_linear(x, norm, weight, bias)
     return linear(normalise(x, norm), weight, bias)
 
 

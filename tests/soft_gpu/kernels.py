@@ -25,7 +25,7 @@ from moeflow.kernels.attention.device_table import DeviceTable
 from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.cpu import device_flag
-from moeflow.kernels.linear import linear
+from moeflow.kernels.linear import linear, norm_linear
 from moeflow.kernels.norm import ExpertNorms, NormWeights, PostNorms
 from moeflow.kernels.recurrent import gates as gates_reference
 from moeflow.kernels.recurrent import recurrence as recurrence_reference
@@ -49,6 +49,7 @@ from moeflow.kernels.triton import experts as triton_experts
 from moeflow.kernels.triton import gates as triton_gates
 from moeflow.kernels.triton import logit_edits as triton_logit_edits
 from moeflow.kernels.triton import norm as triton_norm
+from moeflow.kernels.triton import norm_linear as triton_norm_linear
 from moeflow.kernels.triton import normed_experts as triton_normed
 from moeflow.kernels.triton import recurrence as triton_recurrence
 from moeflow.kernels.triton import routing as triton_routing
@@ -88,6 +89,8 @@ def soft_kernels() -> Iterator[None]:
         patches.enter_context(mock.patch.object(staging, "Staging", soft_staging))
         patches.enter_context(mock.patch.object(chunked_recurrence, "suits", _has_chunks))
         patches.enter_context(mock.patch.object(device_flag.DeviceFlag, "wait", _wait))
+        # Hidden states of 128 numbers count as long rows, which they are in large models.
+        patches.enter_context(mock.patch.object(triton_norm_linear, "_MOST_COLUMNS", 64))
         for module, name, reference in _REFERENCES:
             stand_in = _stand_in(getattr(module, name), reference)
             patches.enter_context(mock.patch.object(module, name, stand_in))
@@ -313,6 +316,7 @@ _REFERENCES: tuple[tuple[ModuleType, str, Function], ...] = (
     (triton_experts, "fused_experts_norm", experts_reference.fused_experts_norm),
     (triton_normed, "expert_inputs", _expert_inputs),
     (triton_normed, "normed_experts", normed_reference.normed_experts),
+    (triton_norm_linear, "norm_linear", norm_linear),
     (quantized_linear, "quantized_linear", linear),
     (greedy, "greedy", _greedy),
     (triton_logit_edits, "edited", lambda logits, edits: torch.from_numpy(logit_edits.edited(logits, edits))),

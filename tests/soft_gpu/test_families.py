@@ -37,7 +37,7 @@ MOST_LAUNCHES = 11  # of a layer
 MOST_OF_FAMILY = {
     "deepseek_v3": 12,
     "deepseek_v2": 12,
-    "glm4_moe_lite": 14,
+    "glm4_moe_lite": 13,
     "gemma3_text": 12,
 }
 
