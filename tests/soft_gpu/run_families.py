@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from moeflow.core.engine_config import EngineConfig  # noqa: E402
 from moeflow.engine.engine import Engine  # noqa: E402
 from studies.small_families import Answers, greedy_passes, prompts_of, small_config, write_small  # noqa: E402
 from tests.soft_gpu import device, kernels  # noqa: E402
+from tests.soft_gpu.multimodal import write_multimodal  # noqa: E402
 
 NUM_TOKENS = 6
 NUM_TURNS = 2  # of a conversation: the second one finds the prefix of the first
 BATCHES = (1, 3, 16)
+MULTIMODAL = "gemma4"  # only its text model is loaded
 
 
 def main(families: list[str]) -> None:
@@ -33,7 +36,8 @@ def main(families: list[str]) -> None:
 
 def _compare(family: str, folder: Path) -> dict[str, Any]:
     """Return whether both give the same tokens, and the counts of loading and the last decode pass for each batch."""
-    write_small(family, folder, initializer_range=0.1)  # so large that tokens depend on stored states
+    write = write_multimodal if family == MULTIMODAL else partial(write_small, family)
+    write(folder, initializer_range=0.1)  # so large that tokens depend on stored states
     found: dict[str, Any] = {}
     for batch in BATCHES:
         prompts = prompts_of([(5, 1, 33, 14)[number % 4] for number in range(batch)])

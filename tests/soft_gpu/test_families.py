@@ -78,6 +78,14 @@ def test_pipelines_give_the_same_tokens_and_nothing_waits_within_a_pass() -> Non
 
 
 @pytest.mark.slow
+def test_the_text_of_a_multimodal_model_runs() -> None:
+    """Its encoders are not loaded, on any device."""
+    for batch, counts in printed_by("run_families", ("gemma4",))["gemma4"].items():
+        assert counts["is_equal"], (batch, counts)
+        assert not counts["loading"]["pageable_copies"], (batch, counts)
+
+
+@pytest.mark.slow
 def test_integer_weights_run_with_and_without_graphs() -> None:
     families = ("qwen3_moe", "gpt_oss")
     found = printed_by("run_quantized", families)
