@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.rearranged import Rearranged
 from moeflow.models.layers.weight_allocator import WeightAllocator, shapes_only
-from moeflow.models.registry import Family, find_family, read_model_config
+from moeflow.models.registry import find_family, read_model_config
 
 if TYPE_CHECKING:
     from moeflow.models.language_model import LanguageModel
@@ -66,12 +66,16 @@ def load_model(
     """
     family = find_family(checkpoint)
     if allocator.is_filled:
-        model = _allocate(family, read_model_config(checkpoint), allocator)
+        config = read_model_config(checkpoint)
+        with _enough_memory(config, allocator):
+            model = family.build(config, allocator)
         check_small_weights(model, checkpoint)
         return model
-    model = _allocate(family, outline(checkpoint).config, allocator)
-    with _staging_for(allocator) as buffers:
-        fill_in_threads(checkpoint, model.named_weights(), num_threads, progress, importance, buffers)
+    config = outline(checkpoint).config
+    with _enough_memory(config, allocator):
+        model = family.build(config, allocator)
+        with _staging_for(allocator) as buffers:
+            fill_in_threads(checkpoint, model.named_weights(), num_threads, progress, importance, buffers)
     return model
 
 
@@ -187,13 +191,13 @@ def _blame(file: Path, names: list[str], problem: str) -> CheckpointError:
     return CheckpointError(f"is {problem}; so are {listed}", file=file, tensor=names[0], remedy=_CHECK_CONFIG)
 
 
-def _allocate(family: Family, config: ModelConfig, allocator: WeightAllocator) -> LanguageModel:
+def _enough_memory(config: ModelConfig, allocator: WeightAllocator) -> AbstractContextManager[None]:
+    """Return a `with` block that raises CapacityError for a lack of memory."""
     need = format_bytes(int(config.num_parameters * allocator.bits_per_value / 8))
-    with out_of_memory_as(
+    return out_of_memory_as(
         f"The weights need {need} on {allocator.device or 'cpu'}, which cannot be allocated; "
         "take a smaller model or a smaller format of weights"
-    ):
-        return family.build(config, allocator)
+    )
 
 
 class _LoadPiece(msgspec.Struct, frozen=True):

@@ -226,3 +226,12 @@ def test_an_error_of_the_device_is_not_called_a_lack_of_memory(checkpoint, monke
     monkeypatch.setattr(TensorAllocator, "empty", refuse)
     with pytest.raises(RuntimeError, match="no kernel image"):
         load(checkpoint)
+
+
+def test_a_lack_of_memory_while_weights_arrive_is_named(checkpoint, monkeypatch):
+    def refuse(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(loading, "copy_into", refuse)
+    with pytest.raises(CapacityError, match=r"The weights need .* cannot be allocated; take a smaller"):
+        load(checkpoint)

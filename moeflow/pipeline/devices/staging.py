@@ -14,15 +14,17 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from moeflow.core.units import MIB
+from moeflow.core.out_of_memory import out_of_memory_as
+from moeflow.core.units import MIB, format_bytes
 
 BUFFER_BYTES: Final = 4 * MIB  # copies of this size, one behind the other, keep a link busy
 NUM_BUFFERS: Final = 8
 
 
 def page_locked(num_bytes: int) -> Tensor:
-    """Return [num_bytes] uint8 in page-locked memory. Torch rounds sizes up to powers of two."""
-    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    """Return [num_bytes] uint8 in page-locked memory, for sizes that are powers of two. Raises: CapacityError."""
+    with out_of_memory_as(f"{format_bytes(num_bytes)} of main memory cannot be page-locked: free main memory"):
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
 
 class Staging:

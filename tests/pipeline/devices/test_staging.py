@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from moeflow.core.errors import CapacityError
+from moeflow.core.units import MIB
 from moeflow.pipeline.devices import staging
 from moeflow.pipeline.devices.staging import Staging
 from tests.pipeline.devices.fake_cuda import Event, FakeCuda, Race, Watching
@@ -131,3 +133,12 @@ def test_an_error_gives_the_buffer_back():
 
     threading.Thread(target=copy, daemon=True).start()
     assert copied.wait(60)
+
+
+def test_a_lack_of_memory_for_buffers_is_named(monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(CapacityError, match=r"4\.0 MiB of main memory cannot be page-locked: free main memory"):
+        staging.page_locked(4 * MIB)
