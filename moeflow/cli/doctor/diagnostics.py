@@ -172,8 +172,10 @@ def accelerator(machine: HostResources, driver: Path = Path("/proc/driver/nvidia
         found = "none; models run on the processor"
         if not driver.exists():
             return [Finding("accelerator", Verdict.OK, found)]
-        remedy = "Install torch for CUDA (moeflow[cuda]), or let this process see the GPU"
-        found = f"a driver for NVIDIA's GPUs, but torch {lazy.torch.__version__}: {machine.why_no_accelerator}; {found}"
+        why, has_remedy, remedy = machine.why_no_accelerator.rpartition("; ")
+        if not has_remedy:
+            why, remedy = remedy, "Let this process see the GPU: CUDA_VISIBLE_DEVICES or a container may hide it"
+        found = f"a driver for NVIDIA's GPUs, but torch {lazy.torch.__version__}: {why}; {found}"
         return [Finding("accelerator", Verdict.WARN, found, remedy)]
     free = format_bytes(machine.accelerator_free_bytes)
     try:

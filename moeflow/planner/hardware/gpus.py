@@ -29,7 +29,7 @@ _TIMEOUT_S: Final = 180.0  # a first import of torch from a slow disk, and Trito
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
 _NO_GPUS: Final = "No CUDA GPUs are available"  # torch's words where the driver works
 _UNTRIED: Final = "the process that tried them ended early"
-_CHECK_DRIVER: Final = "`nvidia-smi` shows whether the driver works; restart the machine or install the driver again"
+_CHECK_DRIVER: Final = "if `nvidia-smi` fails too, install the driver again and restart"
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ def _tried(name: str) -> Gpu:
 def _why_none() -> str:
     """Return why torch finds no GPU, and the remedy; empty: it works, and sees none."""
     if torch.version.cuda is None and torch.version.hip is None:
-        return "torch is the build for CPUs; for an NVIDIA GPU, pip install 'moeflow[cuda]'"
+        return "torch is the build for CPUs; for an NVIDIA GPU, pip uninstall -y torch && pip install 'moeflow[cuda]'"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except RuntimeError as error:

@@ -114,7 +114,11 @@ def test_a_driver_without_torch_for_it_is_a_warning(tmp_path):
     (finding,) = diagnostics.accelerator(machine(), tmp_path / "version")
     assert finding.verdict is Verdict.WARN
     assert "finds no CUDA device" in finding.found
-    assert "torch for CUDA" in finding.remedy
+    assert "CUDA_VISIBLE_DEVICES" in finding.remedy
+    here = replace(machine(), why_no_accelerator="torch is the build for CPUs; pip install another")
+    (finding,) = diagnostics.accelerator(here, tmp_path / "version")
+    assert "torch is the build for CPUs; none; models run on the processor" in finding.found
+    assert finding.remedy == "pip install another"
 
 
 def measured(device, capacity_bytes):
