@@ -6,6 +6,7 @@ read once.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from moeflow.checkpoint.checkpoint import Checkpoint, TensorInfo
+from moeflow.checkpoint.checkpoint import FLOATS, Checkpoint, StoredRows, TensorInfo
 from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.out_of_memory import out_of_memory_as
@@ -44,6 +45,7 @@ with on_demand(__name__):
 _LISTED = 3
 _CHECK_CONFIG = "Check that config.json belongs to these weights, or download the model again"
 _PIECE_BYTES = MIB  # of the file: stays in a core's cache between reading and packing
+_COPIED_BYTES = 4 * MIB  # of the file, for a GPU: more would leave shared caches, less would keep Python busy
 _PIECE_ROWS = 16  # a packed matrix stores a multiple of these
 
 
@@ -86,9 +88,13 @@ def _staging_for(allocator: WeightAllocator) -> Iterator[Staging | None]:
     if device is None or torch.device(device).type == "cpu":
         yield None
         return
-    found = staging.Staging(torch.device(device))
-    with found.copying():
-        yield found
+    found, num_threads = staging.Staging(torch.device(device)), torch.get_num_threads()
+    torch.set_num_threads(1)  # of each thread that copies: teams of all cores would wait for each other
+    try:
+        with found.copying():
+            yield found
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def load_causal_lm(
@@ -221,11 +227,12 @@ def fill(
 def _pieces(checkpoint: Checkpoint, named_weights: Iterable[tuple[str, Destination]]) -> Iterator[_LoadPiece]:
     for name, destination in named_weights:
         info = checkpoint.tensors[name]
-        if not _takes_rows(destination, info):
+        piece_bytes = _piece_bytes(destination, info)
+        if not piece_bytes:
             yield _LoadPiece(name, destination, 0, destination.shape[0], info.num_bytes)
             continue
         row_bytes = info.num_bytes // max(info.shape[0], 1)
-        step = max(_PIECE_BYTES // max(row_bytes * _PIECE_ROWS, 1), 1) * _PIECE_ROWS
+        step = max(piece_bytes // max(row_bytes * _PIECE_ROWS, 1), 1) * _PIECE_ROWS
         first = destination.first if isinstance(destination, PackedRows) else 0
         last = first + destination.shape[0]
         for start in range(first, last, step):
@@ -233,11 +240,15 @@ def _pieces(checkpoint: Checkpoint, named_weights: Iterable[tuple[str, Destinati
             yield _LoadPiece(name, destination, start, stop, (stop - start) * row_bytes)
 
 
-def _takes_rows(destination: Destination, info: TensorInfo) -> bool:
-    """Return whether a tensor is read in pieces, as it lies in the file."""
-    return isinstance(destination, PackedRows) or (
-        isinstance(destination, PlanarRows) and destination.keeps(info.stored_as)
-    )
+def _piece_bytes(destination: Destination, info: TensorInfo) -> int:
+    """Return the size of the pieces in which a tensor is read as it lies in the file; 0: it is read whole."""
+    if isinstance(destination, PackedRows):
+        return _PIECE_BYTES
+    if isinstance(destination, PlanarRows):
+        return _PIECE_BYTES if destination.keeps(info.stored_as) else 0
+    if isinstance(destination, PackedUpProjection | Rearranged) or is_in_main_memory(destination):
+        return 0
+    return _COPIED_BYTES if len(info.shape) == 2 and info.stored_as in FLOATS else 0
 
 
 def fill_in_threads(
@@ -283,13 +294,14 @@ def _take_over(
     name, destination = piece.name, piece.destination
     with nullcontext() if buffers is None else buffers.on_stream():
         copy = copy_into if buffers is None else buffers.copy
-        if _takes_rows(destination, checkpoint.tensors[name]):
-            stored = checkpoint.read_rows(name, piece.start, piece.stop)
-            check_finite(stored.values, name, checkpoint, stored.block_kind)
+        if _piece_bytes(destination, checkpoint.tensors[name]):
+            stored = _read_rows(checkpoint, piece)
             if isinstance(destination, PackedRows):
                 destination.fill(stored.values, stored.numbers, stored.block_kind, importance.get(name))
             elif isinstance(destination, PlanarRows):
                 destination.fill(stored.values, stored.numbers, stored.block_kind, copy)
+            else:
+                _copy_rows(destination, stored, copy)
             return piece.num_bytes
         values = _read(checkpoint, name)
         if isinstance(destination, PlanarRows):
@@ -303,6 +315,23 @@ def _take_over(
         else:
             copy(destination, values)
     return piece.num_bytes
+
+
+def _read_rows(checkpoint: Checkpoint, piece: _LoadPiece) -> StoredRows:
+    stored = checkpoint.read_rows(piece.name, piece.start, piece.stop)
+    check_finite(stored.values, piece.name, checkpoint, stored.block_kind)
+    return stored
+
+
+def _copy_rows(
+    destination: torch.Tensor, stored: StoredRows, copy: Callable[[torch.Tensor, torch.Tensor], None]
+) -> None:
+    """Copy rows to their places. Neighbours in both go at once."""
+    numbers = stored.numbers
+    starts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
+    for start, stop in itertools.pairwise(starts):
+        place = int(numbers[start])
+        copy(destination[place : place + stop - start], stored.values[start:stop])
 
 
 def _read(checkpoint: Checkpoint, name: str) -> torch.Tensor:

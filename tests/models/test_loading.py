@@ -1,4 +1,4 @@
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import pytest
 import torch
@@ -235,3 +235,54 @@ def test_a_lack_of_memory_while_weights_arrive_is_named(checkpoint, monkeypatch)
     monkeypatch.setattr(loading, "copy_into", refuse)
     with pytest.raises(CapacityError, match=r"The weights need .* cannot be allocated; take a smaller"):
         load(checkpoint)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0])
+def test_matrices_for_a_gpu_come_in_pieces(tmp_path, monkeypatch, kind, num_threads):
+    """Also queries and keys, whose rows GGUF has in another order within each head."""
+    file = write_gguf(tmp_path / "model.gguf", "mixtral", random_weights("mixtral"), kind)
+    read = []
+
+    def taken_over():
+        with closing(open_checkpoint(file)) as checkpoint:
+            rows = checkpoint.read_rows
+            checkpoint.read_rows = lambda name, start, stop: read.append((start, stop)) or rows(name, start, stop)
+            model = load_model(checkpoint, TensorAllocator(torch.float32, CPU), num_threads=num_threads)
+        return dict(model.named_weights())
+
+    wanted = taken_over()
+    assert not read
+    monkeypatch.setattr(loading, "is_in_main_memory", lambda _: False)
+    monkeypatch.setattr(loading, "_COPIED_BYTES", 1)
+    found = taken_over()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    matrices = [weight for weight in wanted.values() if weight.dim() == 2]
+    pieces = sum(-(-len(weight) // 16) for weight in matrices)
+    assert (len(read) == pieces) == (kind != GGMLQuantizationType.Q8_0)
+    assert all(stop - start <= 16 for start, stop in read)
+
+
+def test_threads_that_load_for_a_gpu_do_not_start_teams(checkpoint, monkeypatch):
+    """The stand-in of a GPU has shapes alone."""
+    before, seen = torch.get_num_threads(), []
+
+    class Staging:
+        def __init__(self, device):
+            assert device.type == "meta"
+
+        def copying(self):
+            return nullcontext()
+
+        def copy(self, target, source):
+            seen.append((torch.get_num_threads(), target.shape == source.shape))
+
+    torch.set_num_threads(2)
+    try:
+        monkeypatch.setattr("moeflow.pipeline.devices.staging.Staging", Staging)
+        load_model(checkpoint, TensorAllocator(torch.float32, torch.device("meta")), num_threads=2)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [(1, True)] * len(SHAPES)
