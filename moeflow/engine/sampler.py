@@ -21,7 +21,7 @@ from moeflow.engine.row_edits import SampledRow, edits_of
 from moeflow.kernels.arrays import Array, ids_on, rows_of
 from moeflow.kernels.logit_edits import LogitEdits, edited
 from moeflow.kernels.on_demand import on_demand, torch
-from moeflow.kernels.sample import MIN_WEIGHT, RowSampling, sample_rows
+from moeflow.kernels.sample import MIN_WEIGHT, NUCLEUS_WIDTH, RowSampling, sample_rows
 from moeflow.kernels.triton import launching
 
 with on_demand(__name__):
@@ -101,27 +101,30 @@ def _on_host(logits: Array, task: _Task) -> tuple[list[int], list[int], dict[int
 
 
 def _on_device(logits: Array, task: _Task) -> tuple[list[int], list[int], dict[int, TokenLogprobs]]:
-    """Return the token of each row, that of each changed row, and by row the log-probabilities. Synchronizes once."""
+    """Return the token of each row, that of each changed row, and by row the log-probabilities.
+
+    Synchronizes as `device_sample.sample` does.
+    """
     num_rows, samplings, rows = len(task.rows), task.samplings, logits
     if task.edits is not None:  # behind the others, so that both share launches
         rows = torch.cat([logits, triton_logit_edits.edited(logits, task.edits)])
         samplings = [*samplings, *(one._replace(row=num_rows + one.row) for one in task.changed_samplings)]
-    choices = device_sample.choose_rows(rows, samplings, MIN_WEIGHT)
-    found = dict(enumerate(choices.places[:num_rows])) | dict(zip(task.changed, choices.places[num_rows:], strict=True))
     num_top = {
         place: count for place, row in enumerate(task.rows) if (count := row.request.sampling.logprobs) is not None
     }
-    parts = [choices.tokens]
-    if num_top:
-        tokens = choices.tokens[ids_on([found[place] for place in num_top], logits.device)]
-        parts.append(device_sample.logprobs(rows_of(logits, [*num_top]), tokens, MAX_LOGPROBS))
-    fetched = device_sample.fetch(parts)
-    chosen = [int(fetched[0][place]) for place in choices.places]
-    logprobs: dict[int, TokenLogprobs] = {}
-    if num_top:
-        token_ids = [int(fetched[0][found[place]]) for place in num_top]
-        logprobs = dict(zip(num_top, of_device(fetched[1], token_ids, [*num_top.values()]), strict=True))
-    return chosen[:num_rows], chosen[num_rows:], logprobs
+    of_changed = {place: num_rows + number for number, place in enumerate(task.changed)}
+    asked = [of_changed.get(place, place) for place in num_top]  # numbers of samplings
+
+    def logprobs_of(choices: device_sample.Choices) -> list[Array]:
+        if not asked:
+            return []
+        tokens = choices.tokens[ids_on([choices.places[number] for number in asked], logits.device)]
+        return [device_sample.logprobs(rows_of(logits, [*num_top]), tokens, MAX_LOGPROBS)]
+
+    limits = device_sample.Limits(MIN_WEIGHT, NUCLEUS_WIDTH)
+    tokens, found = device_sample.sample(rows, samplings, limits, logprobs_of)
+    logprobs = of_device(found[0], [tokens[number] for number in asked], [*num_top.values()]) if asked else []
+    return tokens[:num_rows], tokens[num_rows:], dict(zip(num_top, logprobs, strict=True))
 
 
 def _sampling_of(row: SampledRow, place: int, vocab_size: int) -> RowSampling:

@@ -1,9 +1,13 @@
-"""Sampling from logits on a GPU, as `sample_rows` defines it. Nothing here waits for the GPU but `fetch`."""
+"""Sampling from logits on a GPU, as `sample_rows` defines it. Nothing here waits for the GPU but `fetch`.
+
+To sort all rows of a batch takes longer than some layers: 64 rows of 152,064 tokens are 10 million numbers. So top-k
+and top-p select the likeliest tokens first, as the host does. A second look at a wide nucleus is rare.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -23,21 +27,47 @@ with on_demand(__name__):
 Sampling: TypeAlias = tuple[int, float, int, float, float, float]
 
 _HALF: Final = 1 << 32
+_WIDE: Final = -2  # in the place of a token: the nucleus has more tokens than were looked at
+
+
+class Limits(NamedTuple):
+    """Constants of `kernels/sample.py`."""
+
+    min_weight: float  # tokens that weigh less, times the likeliest, are never chosen
+    nucleus_width: int  # likeliest tokens that top-p looks at before it sorts a whole row
 
 
 class Choices(msgspec.Struct, frozen=True):
     """Sampled tokens on a device."""
 
-    tokens: Tensor  # [n] int64; -1: the row has no finite maximum
+    tokens: Tensor  # [n] int64; -1: the row has no finite maximum; _WIDE
     places: list[int]  # of each sampling: where its token is
 
 
-def choose_rows(logits: Tensor, samplings: Sequence[Sampling], min_weight: float) -> Choices:
-    """Choose a token for each sampling.
+def sample(
+    logits: Tensor,
+    samplings: Sequence[Sampling],
+    limits: Limits,
+    others: Callable[[Choices], list[Tensor]] = lambda _: [],
+) -> tuple[list[int], list[NDArray[Any]]]:
+    """Return a token for each sampling, -1 if its row has no finite maximum; and the numbers that `others` computes.
 
-    Tokens that weigh less than `min_weight` times the likeliest are never chosen. Rows of one kind share a few
-    launches: greedy ones take one, those in the order of the vocabulary and sorted ones several.
-    Shapes: logits [R, V] float32; not changed.
+    Synchronizes once, or twice if a nucleus is wide. Shapes: logits [R, V] float32; not changed.
+    """
+    most = max((top_k for _, _, top_k, _, _, _ in samplings), default=0)
+    for width in (max(limits.nucleus_width, most), logits.shape[1]):
+        choices = _choose_rows(logits, samplings, limits.min_weight, width)
+        tokens, *found = fetch([choices.tokens, *others(choices)])
+        if not (tokens == _WIDE).any():
+            break
+    return [int(tokens[place]) for place in choices.places], found
+
+
+def _choose_rows(logits: Tensor, samplings: Sequence[Sampling], min_weight: float, width: int) -> Choices:
+    """Choose a token for each sampling, from no more than `width` of the likeliest where these are sorted.
+
+    Rows of one kind share a few launches: greedy ones take one, those in the order of the vocabulary and sorted ones
+    several. Shapes: logits [R, V] float32.
     """
     kinds: tuple[list[int], list[int]] = ([], [])
     for place, (_, temperature, top_k, top_p, _, _) in enumerate(samplings):
@@ -51,13 +81,14 @@ def choose_rows(logits: Tensor, samplings: Sequence[Sampling], min_weight: float
     if not order:
         return Choices(greedy_tokens[0], places)
     table = on_device([[_numbers(samplings[place], min_weight) for place in order]], logits.device, "float64")[0]
-    parts = torch.split(table, [len(each) for each in kinds])
+    in_order, in_ranks = torch.split(table, [len(each) for each in kinds])
     is_whole = [samplings[place][0] for place in order] == list(range(len(logits)))
-    chosen = [
-        choose(logits if is_whole and len(part) == len(logits) else logits[part[:, 0].long()], part)
-        for choose, part in zip((_in_order, _sorted), parts, strict=True)
-        if len(part)
-    ]
+
+    def rows_of(part: Tensor) -> Tensor:
+        return logits if is_whole and len(part) == len(logits) else logits[part[:, 0].long()]
+
+    chosen = [_in_order(rows_of(in_order), in_order)] if kinds[0] else []
+    chosen += [_sorted(rows_of(in_ranks), in_ranks, width)] if kinds[1] else []
     return Choices(torch.cat([*greedy_tokens, *chosen]), places)
 
 
@@ -72,17 +103,18 @@ def logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> Tensor:
     rank = (logits > chosen).sum(dim=1, keepdim=True) + 1
     largest = logits.amax(dim=1, keepdim=True).double()
     total = largest + (logits.double() - largest).exp().sum(dim=1, keepdim=True).log()
-    top = _keys(logits).topk(min(num_top, logits.shape[1]), dim=1).values
-    top_tokens = (_HALF - 1) - (top & (_HALF - 1))
-    of_top = logits.gather(1, top_tokens)
+    top_tokens, of_top = _likeliest(logits, num_top)
     return torch.cat([chosen - total, rank, top_tokens, of_top - total], dim=1)
 
 
-def _keys(logits: Tensor) -> Tensor:
-    """Return integers in the order of logits, and of equals first those of higher numbers. [n, V] int64."""
+def _likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the likeliest tokens, of equals first the lower number, and their logits: [n, count] each, or [n, V]."""
+    size = logits.shape[1]
     bits = (logits + 0.0).view(torch.int32)  # without negative zeros
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
-    return ordered * _HALF + torch.arange(_HALF - 1, _HALF - 1 - logits.shape[1], -1, device=logits.device)
+    keys = ordered * _HALF + torch.arange(_HALF - 1, _HALF - 1 - size, -1, device=logits.device)
+    tokens = (_HALF - 1) - (keys.topk(min(count, size), dim=1).values & (_HALF - 1))
+    return tokens, logits.gather(1, tokens)
 
 
 def fetch(parts: Sequence[Tensor]) -> list[NDArray[Any]]:
@@ -107,25 +139,32 @@ def _in_order(logits: Tensor, table: Tensor) -> Tensor:
     return torch.where(largest.isfinite(), _invert(weights, table), -1)
 
 
-def _sorted(logits: Tensor, table: Tensor) -> Tensor:
+def _sorted(logits: Tensor, table: Tensor, width: int) -> Tensor:
     """Sample from the likeliest tokens, highest first, of equals the lower number."""
-    ranked, order = logits.sort(dim=-1, descending=True, stable=True)
-    largest, weights = _weights(ranked, table)
+    order, ranked = _likeliest(logits, width)
     top_k, top_p = table[:, 2:3], table[:, 3:4]
+    largest, all_weights = _weights(logits, table)
+    weights = _relative(ranked, largest, table)
     ranks = torch.arange(weights.shape[1], device=weights.device)
     weights = weights.masked_fill((top_k > 0) & (ranks >= top_k), 0.0)
+    seen = weights.sum(dim=-1, keepdim=True)
+    needed = top_p * torch.where(top_k > 0, seen, all_weights.sum(dim=-1, keepdim=True))
+    is_wide = (seen < needed).squeeze(1) if weights.shape[1] < logits.shape[1] else torch.zeros_like(largest).bool()
     before = weights.cumsum(dim=-1) - weights
-    is_outside = (weights < table[:, 4:5]) | ((top_p < 1.0) & (before >= top_p * weights.sum(dim=-1, keepdim=True)))
+    is_outside = (weights < table[:, 4:5]) | ((top_p < 1.0) & (before >= needed))
     weights = weights.masked_fill(is_outside & (ranks > 0), 0.0)
     tokens = order.gather(1, _invert(weights, table).unsqueeze(1)).squeeze(1)
-    return torch.where(largest.isfinite(), tokens, -1)
+    return torch.where(largest.isfinite(), tokens.masked_fill(is_wide, _WIDE), -1)
 
 
 def _weights(logits: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     """Return each row's largest logit, and what tokens weigh relative to it, [n, V] float64."""
     largest = logits.amax(dim=-1)
-    scores = (logits - largest.unsqueeze(1)) * table[:, 1:2].float()
-    return largest, scores.exp().double()
+    return largest, _relative(logits, largest, table)
+
+
+def _relative(logits: Tensor, largest: Tensor, table: Tensor) -> Tensor:
+    return ((logits - largest.unsqueeze(1)) * table[:, 1:2].float()).exp().double()
 
 
 def _invert(weights: Tensor, table: Tensor) -> Tensor:

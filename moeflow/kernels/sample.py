@@ -55,9 +55,7 @@ def sample_rows(logits: Any, samplings: Sequence[RowSampling]) -> list[int]:
     if row_ops.accepts(logits):
         return row_ops.sample(logits, samplings)
     if launching.accepts(logits):
-        choices = device_sample.choose_rows(logits, samplings, MIN_WEIGHT)
-        tokens = device_sample.fetch([choices.tokens])[0]
-        return [int(tokens[place]) for place in choices.places]
+        return device_sample.sample(logits, samplings, device_sample.Limits(MIN_WEIGHT, NUCLEUS_WIDTH))[0]
     rows = on_host(logits)
     return [_sample_row(rows[one.row], one) for one in samplings]
 

@@ -21,6 +21,7 @@ ASKED = [
     {"top_k": 1},
     {"top_k": 40},
     {"top_k": 700, "temperature": 3.0},
+    {"top_k": 1500, "top_p": 0.95, "temperature": 6.0},
     {"top_p": 0.9},
     {"top_p": 0.999, "temperature": 5.0},
     {"top_p": 1e-9},
