@@ -1,7 +1,7 @@
 """Sampling from logits on a GPU, as `sample_rows` defines it. Nothing here waits for the GPU but `fetch`.
 
 To sort all rows of a batch takes longer than some layers: 64 rows of 152,064 tokens are 10 million numbers. So top-k
-and top-p select the likeliest tokens first, as the host does. A second look at a wide nucleus is rare.
+and top-p look at the likeliest tokens alone, as the host does. Torch sorts all only for a wider nucleus, which is rare.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 with on_demand(__name__):
-    from moeflow.kernels.triton import greedy
+    from moeflow.kernels.triton import draws, greedy
 
 # Row of the logits, temperature, top_k, top_p, min_p and number: the fields of `RowSampling`
 Sampling: TypeAlias = tuple[int, float, int, float, float, float]
 
 _HALF: Final = 1 << 32
-_WIDE: Final = -2  # in the place of a token: the nucleus has more tokens than were looked at
 
 
 class Limits(NamedTuple):
@@ -40,7 +39,7 @@ class Limits(NamedTuple):
 class Choices(msgspec.Struct, frozen=True):
     """Sampled tokens on a device."""
 
-    tokens: Tensor  # [n] int64; -1: the row has no finite maximum; _WIDE
+    tokens: Tensor  # [n] int64; -1: the row has no finite maximum; `draws.WIDE`
     places: list[int]  # of each sampling: where its token is
 
 
@@ -55,19 +54,18 @@ def sample(
     Synchronizes once, or twice if a nucleus is wide. Shapes: logits [R, V] float32; not changed.
     """
     most = max((top_k for _, _, top_k, _, _, _ in samplings), default=0)
-    for width in (max(limits.nucleus_width, most), logits.shape[1]):
-        choices = _choose_rows(logits, samplings, limits.min_weight, width)
+    for sorts_all in (most > limits.nucleus_width, True):
+        choices = _choose_rows(logits, samplings, limits, sorts_all=sorts_all)
         tokens, *found = fetch([choices.tokens, *others(choices)])
-        if not (tokens == _WIDE).any():
+        if not (tokens == draws.WIDE).any():
             break
     return [int(tokens[place]) for place in choices.places], found
 
 
-def _choose_rows(logits: Tensor, samplings: Sequence[Sampling], min_weight: float, width: int) -> Choices:
-    """Choose a token for each sampling, from no more than `width` of the likeliest where these are sorted.
+def _choose_rows(logits: Tensor, samplings: Sequence[Sampling], limits: Limits, *, sorts_all: bool) -> Choices:
+    """Choose a token for each sampling; `sorts_all`: under top-k and top-p, look at all tokens.
 
-    Rows of one kind share a few launches: greedy ones take one, those in the order of the vocabulary and sorted ones
-    several. Shapes: logits [R, V] float32.
+    Rows of one kind share launches. Shapes: logits [R, V] float32.
     """
     kinds: tuple[list[int], list[int]] = ([], [])
     for place, (_, temperature, top_k, top_p, _, _) in enumerate(samplings):
@@ -80,15 +78,14 @@ def _choose_rows(logits: Tensor, samplings: Sequence[Sampling], min_weight: floa
     places = [at.get(place, samplings[place][0]) for place in range(len(samplings))]
     if not order:
         return Choices(greedy_tokens[0], places)
-    table = on_device([[_numbers(samplings[place], min_weight) for place in order]], logits.device, "float64")[0]
-    in_order, in_ranks = torch.split(table, [len(each) for each in kinds])
-    is_whole = [samplings[place][0] for place in order] == list(range(len(logits)))
-
-    def rows_of(part: Tensor) -> Tensor:
-        return logits if is_whole and len(part) == len(logits) else logits[part[:, 0].long()]
-
-    chosen = [_in_order(rows_of(in_order), in_order)] if kinds[0] else []
-    chosen += [_sorted(rows_of(in_ranks), in_ranks, width)] if kinds[1] else []
+    numbers = [_numbers(samplings[place], limits.min_weight) for place in order]
+    table = on_device([numbers], logits.device, "float64")[0]
+    num_in_order = len(kinds[0])
+    if sorts_all and kinds[1]:
+        chosen = [draws.draw(logits, table[:num_in_order], num_in_order, 0)] if num_in_order else []
+        chosen.append(_sorted(logits[table[num_in_order:, 0].long()], table[num_in_order:]))
+    else:
+        chosen = [draws.draw(logits, table, num_in_order, limits.nucleus_width)]
     return Choices(torch.cat([*greedy_tokens, *chosen]), places)
 
 
@@ -132,45 +129,19 @@ def _numbers(one: Sampling, min_weight: float) -> Sampling:
     return row, 1.0 / temperature, top_k, top_p, max(min_p, min_weight), number
 
 
-def _in_order(logits: Tensor, table: Tensor) -> Tensor:
-    """Sample by temperature and min-p alone: tokens count in the order of the vocabulary."""
-    largest, weights = _weights(logits, table)
-    weights = weights.masked_fill(weights < table[:, 4:5], 0.0)
-    return torch.where(largest.isfinite(), _invert(weights, table), -1)
-
-
-def _sorted(logits: Tensor, table: Tensor, width: int) -> Tensor:
-    """Sample from the likeliest tokens, highest first, of equals the lower number."""
-    order, ranked = _likeliest(logits, width)
+def _sorted(logits: Tensor, table: Tensor) -> Tensor:
+    """Sample from all tokens by torch, the likeliest first, of equals the lower number."""
+    ranked, order = logits.sort(dim=-1, descending=True, stable=True)
+    largest = logits.amax(dim=-1)
+    weights = ((ranked - largest.unsqueeze(1)) * table[:, 1:2].float()).exp().double()
     top_k, top_p = table[:, 2:3], table[:, 3:4]
-    largest, all_weights = _weights(logits, table)
-    weights = _relative(ranked, largest, table)
     ranks = torch.arange(weights.shape[1], device=weights.device)
     weights = weights.masked_fill((top_k > 0) & (ranks >= top_k), 0.0)
-    seen = weights.sum(dim=-1, keepdim=True)
-    needed = top_p * torch.where(top_k > 0, seen, all_weights.sum(dim=-1, keepdim=True))
-    is_wide = (seen < needed).squeeze(1) if weights.shape[1] < logits.shape[1] else torch.zeros_like(largest).bool()
     before = weights.cumsum(dim=-1) - weights
-    is_outside = (weights < table[:, 4:5]) | ((top_p < 1.0) & (before >= needed))
-    weights = weights.masked_fill(is_outside & (ranks > 0), 0.0)
-    tokens = order.gather(1, _invert(weights, table).unsqueeze(1)).squeeze(1)
-    return torch.where(largest.isfinite(), tokens.masked_fill(is_wide, _WIDE), -1)
-
-
-def _weights(logits: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's largest logit, and what tokens weigh relative to it, [n, V] float64."""
-    largest = logits.amax(dim=-1)
-    return largest, _relative(logits, largest, table)
-
-
-def _relative(logits: Tensor, largest: Tensor, table: Tensor) -> Tensor:
-    return ((logits - largest.unsqueeze(1)) * table[:, 1:2].float()).exp().double()
-
-
-def _invert(weights: Tensor, table: Tensor) -> Tensor:
-    """Return where the cumulative weight first exceeds the number's share. Shapes: weights [n, V] -> [n]."""
-    cumulative = weights.cumsum(dim=-1)
+    is_outside = (weights < table[:, 4:5]) | ((top_p < 1.0) & (before >= top_p * weights.sum(dim=-1, keepdim=True)))
+    cumulative = weights.masked_fill(is_outside & (ranks > 0), 0.0).cumsum(dim=-1)
     total = cumulative[:, -1:].contiguous()
     below = torch.nextafter(total, torch.zeros_like(total))  # however the product rounds
     found = torch.searchsorted(cumulative, torch.minimum(table[:, 5:6] * total, below), right=True)
-    return found.squeeze(1).clamp(max=weights.shape[1] - 1)
+    tokens = order.gather(1, found.clamp(max=weights.shape[1] - 1)).squeeze(1)
+    return torch.where(largest.isfinite(), tokens, -1)

@@ -80,7 +80,9 @@ def assert_sampled(logits, one, token, tolerance=3e-6):
 @pytest.mark.parametrize("asked", ASKED, ids=str)
 def test_tokens_are_where_the_numbers_fall(by, asked, size):
     logits = make_logits(3, size, seed=size)
-    samplings = [make_sampling(row, number, **asked) for row in range(3) for number in (0.0, 0.31, 0.77, 1 - 2**-53)]
+    numbers = (0.0, 0.31, 0.77, 1 - 2**-53) if by != "gpu" else (0.0, 0.77)  # interpreted kernels are slow
+    rows = range(3) if by != "gpu" else [1]
+    samplings = [make_sampling(row, number, **asked) for row in rows for number in numbers]
     for one, token in zip(samplings, sample_rows(logits, samplings), strict=True):
         assert_sampled(logits, one, token)
 

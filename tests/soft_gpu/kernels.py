@@ -36,6 +36,7 @@ from moeflow.kernels.triton import attention as triton_attention
 from moeflow.kernels.triton import attention_input as triton_attention_input
 from moeflow.kernels.triton import (
     chunked_recurrence,
+    draws,
     greedy,
     kv_cache,
     kv_moves,
@@ -59,6 +60,7 @@ from tests.soft_gpu.device import COUNTS, DEVICE, SoftGraph, SoftTensor, count_l
 from tests.soft_gpu.streams import soft_staging
 
 Function = Callable[..., Any]
+_DRAW = draws.draw
 _CHUNKED = chunked_recurrence.recurrence
 H100 = launching.GPU(capability=90, num_multiprocessors=132)
 
@@ -294,6 +296,12 @@ def _in_chunks(layer: Any, given: Any, states: LayerStates, sequences: StateSequ
         return _CHUNKED(layer, given, states, plain)
 
 
+def _draw(*arguments: Any) -> torch.Tensor:
+    """Run the kernels themselves, by Triton's interpreter."""
+    with mock.patch.object(draws, "launch", launching.launch):
+        return _DRAW(*arguments)
+
+
 def _greedy(logits: torch.Tensor) -> torch.Tensor:
     largest, tokens = logits.max(dim=1)
     return torch.where(largest.isfinite(), tokens, -1)
@@ -319,6 +327,7 @@ _REFERENCES: tuple[tuple[ModuleType, str, Function], ...] = (
     (triton_norm_linear, "norm_linear", norm_linear),
     (quantized_linear, "quantized_linear", linear),
     (greedy, "greedy", _greedy),
+    (draws, "draw", _draw),
     (triton_logit_edits, "edited", lambda logits, edits: torch.from_numpy(logit_edits.edited(logits, edits))),
     (quantized_linear, "wide_linear", linear),
     (triton_experts, "expert_pairs", experts_reference.expert_pairs),

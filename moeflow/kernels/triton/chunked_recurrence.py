@@ -97,7 +97,7 @@ def inverse_of_lower(lower):
     return inverse
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_chunks"])
 def chunk_kernel(
     queries_ptr,
     keys_ptr,

@@ -11,7 +11,7 @@ import torch
 
 from moeflow.kernels import device_sample
 from moeflow.kernels.logit_edits import LogitEdits, edited
-from moeflow.kernels.triton import greedy, logit_edits
+from moeflow.kernels.triton import draws, greedy, logit_edits
 from tests.kernels.triton.launches import triton_alone
 
 INF = math.inf
@@ -72,6 +72,29 @@ def _expected(logits: Any, edits: LogitEdits) -> list[list[float]]:
                 if not edits.masks[mask][token // 8] >> (token % 8) & 1:
                     row[token] = np.float32(-INF)
     return [[float(x) for x in row] for row in out]
+
+
+def make_table(*samplings: tuple[int, float, int, float, float, float]) -> torch.Tensor:
+    return torch.tensor(samplings, dtype=torch.float64)
+
+
+def test_a_drawn_token_depends_on_its_row_alone() -> None:
+    torch.manual_seed(2)
+    logits = torch.randn(3, 5000)
+    table = make_table(
+        *((2, 1.0, 0, 1.0, 1.3e-38, 0.4), (0, 0.7, 0, 1.0, 0.2, 0.9)),
+        *((1, 1.0, 40, 1.0, 1.3e-38, 0.4), (0, 1.3, 0, 0.9, 1.3e-38, 0.5), (2, 1.0, 64, 0.5, 0.1, 0.999)),
+    )
+    with triton_alone(draws) as started:
+        together = draws.draw(logits, table, 2, 4096)
+    assert len(started) == 4
+    alone = [draws.draw(logits, row[None], int(place < 2), 4096) for place, row in enumerate(table)]
+    assert together.tolist() == [token.item() for token in alone]
+
+
+def test_a_nucleus_that_is_wider_is_not_drawn_from() -> None:
+    table = make_table((0, 1.0, 0, 0.5, 1.3e-38, 0.0), (0, 1.0, 0, 0.6, 1.3e-38, 0.0), (0, 1.0, 3, 0.9, 1.3e-38, 0.9))
+    assert draws.draw(torch.zeros(1, 100), table, 0, 55).tolist() == [0, draws.WIDE, 2]
 
 
 @pytest.mark.parametrize("size", [3, 20, 700])
