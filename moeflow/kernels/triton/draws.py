@@ -80,7 +80,7 @@ def chunk_sums_kernel(
     chunk: tl.constexpr,
     chunk_block: tl.constexpr,
 ):
-    """Sum the weights of one row and chunk: of the first rows those that may be drawn, of others all.
+    """Sum the weights of one row and chunk. In the first rows, only weights of tokens that may be drawn count.
 
     Other rows also get keys, in the order of logits, and of equals first those of higher tokens.
     Shapes: sums [n, chunks] float64; keys [n - num_in_order, V] int64.
@@ -183,8 +183,8 @@ def draw_in_ranks_kernel(
 def draw(logits: Tensor, table: Tensor, num_in_order: int, nucleus_width: int) -> Tensor:
     """Return a token for each row of a table, in two launches and one for each kind of rows; torch selects besides.
 
-    The first rows' tokens count in the order of the vocabulary. Others have top-k, at most `nucleus_width`, or top-p:
-    then `WIDE` tells that more than the `nucleus_width` likeliest tokens count.
+    The first rows' tokens count in the order of the vocabulary. Others have top-k, at most `nucleus_width`, or top-p.
+    `WIDE` stands for a token where more than the `nucleus_width` likeliest ones count.
     Shapes: logits [R, V] float32; table [n, 6] float64: row, inverse temperature, top_k, top_p, least weight, number
     -> [n] int64.
     """
