@@ -59,6 +59,15 @@ def outcome(arguments, tmp_path, step):
     return json.loads((tmp_path / "outcome.json").read_text())["result"]
 
 
+NUM_DTYPES = {  # of kernels that do not take all
+    "recurrence in chunks": 2,
+    "sampling": 1,
+    "changes of logits": 1,
+    "log-probabilities": 1,
+    "ranks": 1,
+}
+
+
 def rehearsed(group, tmp_path):
     """Run all steps of a group in software, and return them by name."""
     pytest.importorskip("triton", reason="Triton has no wheel for this machine")
@@ -94,7 +103,8 @@ def test_every_step_about_a_hybrid_model_runs_in_software(tmp_path):
 def test_every_step_about_a_resident_model_runs_in_software(tmp_path):
     steps = rehearsed("resident", tmp_path)
     kernels = steps["kernels"]["result"]
-    assert {len(errors) for errors in kernels.values()} == {3}  # dtypes
+    assert {len(errors) for name, errors in kernels.items() if name not in NUM_DTYPES} == {3}
+    assert {name: len(kernels[name]) for name in NUM_DTYPES} == NUM_DTYPES
     assert kernels.keys() >= {
         "norm",
         "activation",

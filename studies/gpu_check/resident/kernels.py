@@ -12,7 +12,9 @@ from studies.gpu_check.findings import Findings
 from studies.gpu_check.resident.accuracy import DTYPES, Accuracy
 from studies.gpu_check.resident.attention_checks import check_attention, check_attention_inputs, check_latent_attention
 from studies.gpu_check.resident.parallel import in_parallel
+from studies.gpu_check.resident.recurrent_checks import check_recurrences
 from studies.gpu_check.resident.row_checks import check_rows
+from studies.gpu_check.resident.sampling_checks import check_sampling
 from studies.gpu_check.resident.target import Target
 from studies.gpu_check.resident.weight_checks import check_experts, check_quantized
 
@@ -25,6 +27,8 @@ _CHECKS = {
         check_rows,
         check_quantized,
         check_latent_attention,
+        check_recurrences,
+        check_sampling,
     )
 }
 
