@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from moeflow.core.request import Request
 from moeflow.core.token_mask import TokenMask
 from moeflow.kernels.logit_edits import Floats, LogitEdits
-
-_NO_TOKENS: Final = np.zeros(0, np.int64)
 
 
 class SampledRow(msgspec.Struct, frozen=True):
@@ -68,7 +66,7 @@ def edits_of(rows: Sequence[SampledRow], places: Sequence[int], vocab_size: int)
         places=np.stack(
             [
                 np.repeat(np.arange(len(places), dtype=np.int32), counts),
-                np.concatenate([tokens for tokens, _ in of_tokens]).astype(np.int32),
+                np.concatenate([tokens for tokens, _ in of_tokens]),
             ]
         ),
         amounts=np.concatenate([amounts for _, amounts in of_tokens], axis=1),
@@ -77,25 +75,26 @@ def edits_of(rows: Sequence[SampledRow], places: Sequence[int], vocab_size: int)
     )
 
 
-def _of_tokens(row: SampledRow) -> tuple[NDArray[np.int64], Floats]:
-    """Return the tokens that change alone, [n] ascending, and by how much: bias, penalty and loss, [3, n]."""
+def _of_tokens(row: SampledRow) -> tuple[NDArray[np.int32], Floats]:
+    """Return the tokens that change alone, [n], each once, and by how much: bias, penalty and loss, [3, n]."""
     request, params = row.request, row.request.sampling
-    biased = np.array(list(params.logit_bias), np.int64)
-    barred = np.array(list(request.stop_token_ids), np.int64) if row.bars_stop and row.mask is None else _NO_TOKENS
+    barred = request.stop_token_ids if row.bars_stop and row.mask is None else frozenset()
     has_penalty = request.choice.repetition_penalty != 1.0
-    seen = np.array([*request.prompt_token_ids, *row.output_token_ids], np.int64) if has_penalty else _NO_TOKENS
+    seen = {*request.prompt_token_ids, *row.output_token_ids} if has_penalty else set()
     counts = Counter(row.output_token_ids) if params.presence_penalty or params.frequency_penalty else {}
-    counted = np.array(list(counts), np.int64)
-    tokens = np.unique(np.concatenate([biased, barred, seen, counted]))
-    bias, penalty, loss = amounts = np.zeros((3, len(tokens)), np.float32)
-    penalty[:] = 1.0
-    bias[np.searchsorted(tokens, biased)] = list(params.logit_bias.values())
-    bias[np.searchsorted(tokens, barred)] = -np.inf
-    penalty[np.searchsorted(tokens, seen)] = request.choice.repetition_penalty
-    occurrences = np.array(list(counts.values()), np.float32)
-    loss[np.searchsorted(tokens, counted)] = (
-        np.float32(params.presence_penalty) + np.float32(params.frequency_penalty) * occurrences
-    )
+    others = {*params.logit_bias, *barred, *counts} - seen
+    tokens = np.fromiter(chain(seen, others), np.int32, len(seen) + len(others))
+    amounts = np.zeros((3, len(tokens)), np.float32)
+    bias, penalty, loss = amounts
+    penalty[: len(seen)] = request.choice.repetition_penalty
+    penalty[len(seen) :] = 1.0
+    if params.logit_bias or barred or counts:
+        at = dict(zip(chain(seen, others), range(len(tokens)), strict=True))
+        bias[[at[token] for token in params.logit_bias]] = list(params.logit_bias.values())
+        bias[[at[token] for token in barred]] = -np.inf
+        occurrences = np.array(list(counts.values()), np.float32)
+        lost = np.float32(params.presence_penalty) + np.float32(params.frequency_penalty) * occurrences
+        loss[[at[token] for token in counts]] = lost
     return tokens, amounts
 
 
