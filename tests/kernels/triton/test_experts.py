@@ -14,8 +14,11 @@ from moeflow.kernels.activation import NONLINEARITIES, Activation, ClampedSwiglu
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.norm import NormWeights
 from moeflow.kernels.triton import experts, launching, matrix_products
+from moeflow.kernels.triton.planar_blocks import from_blocks
 from moeflow.kernels.triton.planar_weights import MadeFormat, pack
+from moeflow.kernels.weight_format import BlockKind
 from moeflow.models.layers.expert_weights import ExpertSlabs, slab_bytes
+from tests.kernels.blocks import random_blocks
 from tests.kernels.triton.tolerance import tolerance
 
 NUM_EXPERTS, TOP_K, HIDDEN, WIDTH = 6, 2, 96, 40
@@ -85,7 +88,7 @@ def weighted_pairs(
 ) -> torch.Tensor:
     """Return what the definition gives in float64: [T, K, H], 0 for experts that are absent."""
     x, gate_up, down, ids, weights = layer
-    out = torch.zeros(*ids.shape, HIDDEN, dtype=torch.float64)
+    out = torch.zeros(*ids.shape, x.shape[1], dtype=torch.float64)
     for token, chosen in enumerate(ids.tolist()):
         for choice, expert in enumerate(chosen):
             if expert < 0 or expert in absent:
@@ -247,6 +250,27 @@ def test_planar_integers(form: str, dtype: torch.dtype, weight_format: MadeForma
     exact = layer._replace(gate_up=torch.stack(list(gate_up)), down=torch.stack(list(down)))
     got = experts.fused_experts(layer.x, gate_up, down, layer.ids, layer.weights)
     check(got, weighted_pairs(exact).sum(dim=1), dtype)
+
+
+@pytest.mark.parametrize("kinds", [("MXFP4", "F8_E4M3"), ("Q4_K", "Q6_K")], ids="-".join)
+@pytest.mark.parametrize("form", FORMS)
+def test_blocks_of_files(form: str, kinds: tuple[BlockKind, BlockKind]) -> None:
+    """Gates and ups may have another format than downs."""
+    size, dtype = 256, torch.bfloat16
+    gate_up, down = (
+        from_blocks(
+            torch.stack([random_blocks(kind, rows, size, seed, largest_scale=1 / 64) for seed in range(6)]), kind
+        )
+        for kind, rows in zip(kinds, (2 * size, size), strict=True)
+    )
+    layer = given(FORMS[form], dtype, width=64)
+    floats, x = torch.stack(list(gate_up)), torch.randn(len(layer.ids), size)
+    x = (4 * x / (floats @ x.T).abs().max()).to(dtype)
+    exact = Given(x, floats, torch.stack(list(down)), layer.ids, layer.weights)
+    expected = weighted_pairs(exact).sum(dim=1)
+    scale = expected.abs().max()
+    got = experts.fused_experts(x, gate_up, down, layer.ids, layer.weights)
+    check(got / scale, expected / scale, dtype)
 
 
 @pytest.mark.parametrize("form", FORMS)
