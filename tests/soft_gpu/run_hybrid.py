@@ -1,6 +1,7 @@
 """Runs tiny models on the CPU and hybrid on the GPU in software, and prints what came of it as JSON.
 
 python -m tests.soft_gpu.run_hybrid FAMILY...
+python -m tests.soft_gpu.run_hybrid integers
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ from moeflow.core.hybrid_config import HybridConfig  # noqa: E402
 from moeflow.engine.engine import Engine  # noqa: E402
 from moeflow.experts.hybrid.popularity import Move, Popularity  # noqa: E402
 from moeflow.kernels.cpu import extension  # noqa: E402
+from moeflow.planner.resolve import resolve  # noqa: E402
+from moeflow.settings.settings import Settings  # noqa: E402
 from studies.small_families import Answers, greedy_passes, prompts_of, small_config, write_small  # noqa: E402
 from tests.soft_gpu import device, kernels  # noqa: E402
 
+INTEGERS = "integers"
 NUM_TOKENS = 6
 NUM_EXPERTS = 8
 SLOTS = (0, 1, 4, 8)
@@ -41,9 +45,12 @@ SET_BYTES = 300_000  # up to three experts
 
 
 def main(families: list[str]) -> None:
-    """Print one object for each family."""
+    """Print one object for each family, or for each format of integers."""
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps({family: _compare(family, Path(folder, family)) for family in families}))
+        if families == [INTEGERS]:
+            print(json.dumps(_compare_integers(Path(folder))))
+        else:
+            print(json.dumps({family: _compare(family, Path(folder, family)) for family in families}))
 
 
 def _compare(family: str, folder: Path) -> dict[str, Any]:
@@ -61,10 +68,29 @@ def _compare(family: str, folder: Path) -> dict[str, Any]:
     return found
 
 
-def _hybrid(num_slots: int) -> HybridConfig:
+def _compare_integers(folder: Path) -> dict[str, Any]:
+    """Return for each format of integers and number of slots whether tokens are those of a GPU that has all experts."""
+    write_small("qwen3_moe", folder, initializer_range=0.1)
+    found: dict[str, Any] = {}
+    lengths = [5, 60]
+    for weight_format in ("int8", "int4"):
+        settings = Settings(
+            model=str(folder), device=device.NAME, quantize=weight_format, max_model_len=112, kv_cache_bytes=8 << 20
+        )
+        resident = replace(resolve(settings).config, dtype="float32", kv_dtype="float32")
+        with device.soft_gpu(), kernels.soft_kernels(), _restless():
+            expected, _ = _run(resident, lengths)
+            for num_slots in (0, 4, NUM_EXPERTS):
+                # Activations of 16 bits are nearly those of the GPU.
+                config = replace(resident, hybrid=_hybrid(num_slots, weight_format), is_wide=True)
+                found[f"{weight_format}, {num_slots} slots"] = _run(config, lengths)[0] == expected
+    return found
+
+
+def _hybrid(num_slots: int, weight_format: str = "float32") -> HybridConfig:
     return HybridConfig(
         num_gpu_experts=num_slots,
-        cpu_weight_format="float32",
+        cpu_weight_format=weight_format,
         cpu_isa=extension.best_isa(""),
         stream_tokens=STREAM_TOKENS,
     )

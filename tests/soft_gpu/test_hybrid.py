@@ -38,3 +38,9 @@ def test_tokens_are_the_processors_wherever_experts_are(families: tuple[str, ...
             on_gpu, on_cpu = counts["pairs"]
             assert (on_gpu > 0) == has_moves, where
             assert (on_cpu > 0) == is_shared, where
+
+
+@pytest.mark.slow
+def test_integer_weights_give_the_tokens_of_a_gpu_that_has_all() -> None:
+    found = printed_by("run_hybrid", ("integers",))
+    assert found == {f"{name}, {number} slots": True for name in ("int8", "int4") for number in (0, 4, NUM_EXPERTS)}
