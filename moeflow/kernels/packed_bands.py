@@ -1,12 +1,13 @@
 """From the CPU kernels' layout of experts to that of the GPU kernels, by torch on any device.
 
-A band of 16 rows has first its scales, then lines of 16 words, one a row (csrc/formats/formats.h). So all four formats
-here need the same exchange of two axes, of words. No value changes.
+A band of 16 rows has first 16-bit numbers, one a row, then lines of 16 words, one a row (csrc/formats/formats.h). So
+all formats need the same exchange of two axes. Then codes and scales change places, but no value changes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -14,17 +15,43 @@ from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.cpu.packed_weight import matrix_bytes, whole_bands
 from moeflow.kernels.on_demand import torch
 from moeflow.kernels.triton.planar_rows import made_format
-from moeflow.kernels.triton.planar_weights import GROUP, PlanarWeights, pack
+from moeflow.kernels.triton.planar_weights import GROUP, PlanarFormat, PlanarWeights, pack
 from moeflow.kernels.weight_format import BAND, WeightFormat
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PlainMatrices: TypeAlias = "Tensor | PlanarWeights"  # [n, rows, cols], as GPU kernels read them
-# Bits of a value in formats that a device can bring into its own layout, and whether groups have scales.
-_BITS: Final[dict[str, int]] = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
-_INTEGERS: Final = ("int8", "int4")
-FORMATS: Final = tuple(_BITS)
+
+
+class _Groups(NamedTuple):
+    """The contents of a row for each group of columns, and the format that they become."""
+
+    num_columns: int
+    num_numbers: int  # of 16 bits
+    num_words: int
+    format: PlanarFormat | None = None  # None: a tensor
+    group: int = GROUP  # columns that share a scale
+
+    def num_groups(self, cols: int) -> int:
+        """Return the groups of a row, the last one filled up."""
+        return -(-cols // self.num_columns)
+
+
+_GROUPS: Final[Mapping[str, _Groups]] = {
+    "float32": _Groups(32, 0, 32),
+    "bfloat16": _Groups(32, 0, 16),
+    "int8": _Groups(32, 1, 8, "int8"),
+    "int4": _Groups(32, 1, 4, "int4"),
+    "mxfp4": _Groups(64, 1, 8, "mxfp4"),
+    "fp8": _Groups(128, 2, 32, "fp8", 128),
+    "q4_k": _Groups(256, 10, 32, "q4_k"),
+    "q6_k": _Groups(256, 9, 48, "q6_k", 16),
+    "int4-g128": _Groups(128, 2, 16, "int4-zero", 128),
+    "int4-g64": _Groups(128, 3, 16, "int4-zero", 64),
+    "int4-g32": _Groups(128, 6, 16, "int4-zero"),
+}
+FORMATS: Final = tuple(_GROUPS)  # that have a way to the GPU
 
 
 class ExpertLayout(msgspec.Struct, frozen=True):
@@ -78,7 +105,7 @@ def _room(like: Tensor, count: int) -> Tensor:
 def store(matrices: PlainMatrices, slots: PlainMatrices, first: int) -> None:
     """Write matrices to consecutive slots, in the slots' format."""
     if isinstance(slots, PlanarWeights):
-        if not isinstance(matrices, PlanarWeights) or matrices.format != slots.format:
+        if not isinstance(matrices, PlanarWeights) or (matrices.format, matrices.group) != (slots.format, slots.group):
             matrices = pack(_values(matrices), made_format(slots.format))
         place = slice(first, first + len(matrices))
         slots.values[place].copy_(matrices.values)
@@ -97,28 +124,70 @@ def _values(matrices: PlainMatrices) -> Tensor:
 
 def _plain(packed: Tensor, weight_format: WeightFormat, num_parts: int, rows: int, cols: int) -> PlainMatrices:
     """Return matrices of `num_parts` parts, whose bands alternate: [n, num_parts * rows, cols]."""
-    bits, groups = _BITS[weight_format], -(-cols // GROUP)
-    num_bands = num_parts * whole_bands(rows) // BAND
+    groups = _GROUPS[weight_format]
+    count, num_bands = groups.num_groups(cols), num_parts * whole_bands(rows) // BAND
     bands = packed.reshape(len(packed), num_bands, -1)
-    num_words = groups * GROUP * bits // 32  # of a row
-    first_word = bands.shape[2] - 4 * BAND * num_words
-    lines = bands[..., first_word:].reshape(len(packed), num_bands, -1).view(torch.int32)
-    words = lines.view(len(packed), num_bands, num_words, BAND).transpose(2, 3).contiguous()
-    words = _without_bands(words, num_parts, rows)
-    if weight_format not in _INTEGERS:
-        return words.view(torch.float32 if bits == 32 else torch.bfloat16)[..., :cols].contiguous()
-    assert cols % GROUP == 0, "refused before"
-    scales = bands[..., : 2 * BAND * groups].reshape(len(packed), num_bands, -1).view(torch.float16)
-    scales = scales.view(len(packed), num_bands, groups, BAND).transpose(2, 3).contiguous()
-    values = words.view(torch.int8) if bits == 8 else _nibbles_in_order(words)
-    return PlanarWeights(made_format(weight_format), values, _without_bands(scales, num_parts, rows))
+    lines = bands[..., bands.shape[2] - 4 * BAND * count * groups.num_words :]
+    words = _rows_of(lines.contiguous().view(torch.int32), num_parts, rows)
+    if groups.format is None:
+        return words.view(getattr(torch, weight_format))[..., :cols].contiguous()
+    numbers = bands[..., : 2 * BAND * count * groups.num_numbers].contiguous().view(torch.int16)
+    values = _values_plane(words, groups.format, cols)
+    scales = _scales_plane(_rows_of(numbers, num_parts, rows), groups, cols)
+    return PlanarWeights(groups.format, values, scales, groups.group)
 
 
-def _without_bands(banded: Tensor, num_parts: int, rows: int) -> Tensor:
-    """Return the rows of each part together, without filling: [n, bands, 16, m] -> [n, num_parts * rows, m]."""
-    number, _, _, size = banded.shape
-    parts = banded.view(number, -1, num_parts, BAND, size).transpose(1, 2).reshape(number, num_parts, -1, size)
-    return parts[:, :, :rows].reshape(number, num_parts * rows, size)
+def _rows_of(lines: Tensor, num_parts: int, rows: int) -> Tensor:
+    """Return the rows of each part together, without filling: [n, bands, m * 16] -> [n, num_parts * rows, m]."""
+    number = len(lines)
+    banded = lines.view(number, lines.shape[1] // num_parts, num_parts, -1, BAND).permute(0, 2, 1, 4, 3)
+    parts = banded.reshape(number, num_parts, lines.shape[1] // num_parts * BAND, -1)
+    flat = parts[:, :, :rows].reshape(-1)  # so that the last axis has a step of 1, even if it has one element
+    return flat.view(number, num_parts * rows, -1)
+
+
+def _values_plane(words: Tensor, planar: PlanarFormat, cols: int) -> Tensor:
+    """Return values as `PlanarWeights` has them. Shapes: words [n, rows, words of a row] int32."""
+    match planar:
+        case "int8":
+            return words.view(torch.int8)[..., :cols].contiguous()
+        case "fp8":  # a word has the third, first, fourth and second one
+            third, first, fourth, second = words.view(torch.uint8).unflatten(-1, (-1, 4)).unbind(-1)
+            return torch.stack((first, second, third, fourth), dim=-1).flatten(-2)[..., :cols].contiguous()
+        case "q6_k":  # four words of low bits, then two of high bits
+            low, high = words.unflatten(-1, (-1, 6)).split((4, 2), dim=-1)
+            return torch.cat((_nibbles_in_order(low.flatten(-2)), _pairs_in_order(high.flatten(-2))), dim=-1)
+        case _:
+            return _nibbles_in_order(words)[..., : cols // 8].contiguous()
+
+
+def _scales_plane(numbers: Tensor, groups: _Groups, cols: int) -> Tensor:
+    """Return scales as `PlanarWeights` has them. Shapes: numbers [n, rows, numbers of a row] int16."""
+    match groups.format:
+        case "mxfp4":
+            return numbers.view(torch.uint8)[..., : cols // GROUP].contiguous()
+        case "fp8":
+            return numbers.view(torch.float32)
+        case "q4_k":
+            return numbers.view(torch.int32)
+        case "q6_k":  # a word begins with the only number of 16 bits
+            first, small = numbers.unflatten(-1, (-1, groups.num_numbers)).split((1, groups.num_numbers - 1), dim=-1)
+            return torch.cat((first, torch.zeros_like(first), small), dim=-1).flatten(-2).view(torch.int32)
+        case "int4-zero":
+            return _scales_and_zeros(numbers, groups)[..., : cols // groups.group].contiguous()
+        case _:
+            return numbers.view(torch.float16)
+
+
+def _scales_and_zeros(numbers: Tensor, groups: _Groups) -> Tensor:
+    """Return words of a scale, a zero point, and the mark of bfloat16 in the highest bit."""
+    num_scales = groups.num_columns // groups.group
+    if num_scales == 1:
+        return numbers.view(torch.int32)
+    sizes = (num_scales, groups.num_numbers - num_scales)
+    scales, pairs = numbers.unflatten(-1, (-1, groups.num_numbers)).split(sizes, dim=-1)
+    zeros = pairs.contiguous().view(torch.uint8).int()
+    return (scales.int() & 0xFFFF | (zeros & 0x7F) << 16 | (zeros & 0x80) << 24).flatten(-2)
 
 
 def _nibbles_in_order(words: Tensor) -> Tensor:
@@ -129,3 +198,11 @@ def _nibbles_in_order(words: Tensor) -> Tensor:
         pairs = (codes | codes >> 4) & 0x00FF00FF
         halves.append((pairs | pairs >> 8) & 0xFFFF)
     return halves[0] | halves[1] << 16
+
+
+def _pairs_in_order(words: Tensor) -> Tensor:
+    """Return words of sixteen codes of two bits in order; packed, byte j has codes j, 4 + j, 8 + j and 12 + j."""
+    for shift, mask in ((6, 0x00CC00CC), (12, 0x0000F0F0)):  # exchanges two bits of a code's place
+        changed = (words ^ words >> shift) & mask
+        words = words ^ changed ^ changed << shift
+    return words

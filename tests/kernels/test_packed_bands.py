@@ -8,14 +8,18 @@ import torch
 from moeflow.kernels.activation import Activation
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_experts import PackedExperts
-from moeflow.kernels.packed_bands import FORMATS, ExpertLayout, PlainMatrices, store
+from moeflow.kernels.packed_bands import FORMATS, ExpertLayout, PlainMatrices, empty_like, store
 from moeflow.kernels.triton.planar_rows import empty_planar, made_format
 from moeflow.kernels.triton.planar_weights import PlanarWeights, pack
+from moeflow.kernels.weight_format import FORMATS as KNOWN
 from moeflow.kernels.weight_format import WeightFormat
+from tests.kernels.blocks import block_experts, columns_of, kind_of
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason="no kernels here")
 
 NUM_EXPERTS = 3
+MADE = tuple(name for name in FORMATS if KNOWN[name].is_made)
+OF_FILES = tuple(name for name in FORMATS if not KNOWN[name].is_made)
 
 
 def _experts(weight_format: WeightFormat, hidden: int, width: int, function: Activation) -> PackedExperts:
@@ -33,7 +37,7 @@ def _values(matrices: PlainMatrices) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", ["silu", "gelu_tanh"])
-@pytest.mark.parametrize("weight_format", FORMATS)
+@pytest.mark.parametrize("weight_format", MADE)
 @pytest.mark.parametrize(("hidden", "width"), [(64, 96), (96, 32), (40, 24)])
 def test_no_value_changes(weight_format: WeightFormat, hidden: int, width: int, function: Activation) -> None:
     if weight_format in ("int8", "int4") and width % 32:
@@ -57,3 +61,26 @@ def test_integers_reach_slots_of_any_format(slot_format: str) -> None:
     store(plain, floats, 2)
     assert torch.equal(floats[2:], expected)
     assert not floats[:2].any()
+
+
+@pytest.mark.parametrize("weight_format", OF_FILES)
+@pytest.mark.parametrize("num_blocks", [1, 2, 3])
+def test_blocks_of_files_keep_their_values(weight_format: WeightFormat, num_blocks: int) -> None:
+    size = columns_of(kind_of(weight_format)) * num_blocks
+    packed = block_experts(weight_format, NUM_EXPERTS, size, size)
+    plain = ExpertLayout.of(packed).plain(packed.storage)
+    for expected, got in zip(packed.unpack(), plain, strict=True):
+        assert isinstance(got, PlanarWeights)
+        assert got.shape == tuple(expected.shape)
+        assert torch.equal(_values(got), expected)
+
+
+def test_slots_of_the_same_format_get_the_same_planes() -> None:
+    packed = block_experts("q4_k", NUM_EXPERTS, 256, 256)
+    plain = ExpertLayout.of(packed).plain(packed.storage)[0]
+    slots = empty_like(plain, 5)
+    store(plain, slots, 2)
+    assert isinstance(plain, PlanarWeights)
+    assert isinstance(slots, PlanarWeights)
+    assert torch.equal(slots.values[2:], plain.values)
+    assert torch.equal(slots.scales[2:], plain.scales)
