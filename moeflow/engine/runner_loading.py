@@ -17,6 +17,7 @@ from moeflow.checkpoint.pooling_files import read_pooling
 from moeflow.core.engine_config import EngineConfig, SchedulerConfig
 from moeflow.core.engine_messages import EncoderInfo, ModelInfo
 from moeflow.core.errors import CheckpointError, ConfigError
+from moeflow.core.hybrid_config import HybridConfig
 from moeflow.core.model_config import EncoderConfig, ModelConfig
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.engine.compute_setup import device_of_arrays, device_of_layers, set_up
@@ -220,15 +221,25 @@ def make_allocator(
 def _hybrid_layers(checkpoint: Checkpoint, config: EngineConfig) -> hybrid_experts.HybridLayers | None:
     if config.hybrid is None:
         return None
-    if config.hybrid.cpu_weight_format not in packed_bands.FORMATS or config.layer_formats:
+    shape = read_model_config(checkpoint)
+    formats = _formats_of_experts(config, config.hybrid, shape)
+    unknown = {name for of_layer in formats for name in of_layer} - set(packed_bands.FORMATS)
+    if unknown:
         raise ConfigError(
-            f"experts in {config.mix or config.hybrid.cpu_weight_format} have no way to the GPU; those in "
+            f"experts in {', '.join(sorted(unknown))} have no way to the GPU; those in "
             f"{', '.join(packed_bands.FORMATS)} have: choose one (--quantize), or the CPU alone (--device cpu)"
         )
-    shape = read_model_config(checkpoint)
-    return hybrid_experts.HybridLayers(
-        config.hybrid, shape.num_moe_layers, shape.routing.num_experts, device_of_layers(config)
-    )
+    return hybrid_experts.HybridLayers(config.hybrid, formats, shape.routing.num_experts, device_of_layers(config))
+
+
+def _formats_of_experts(
+    config: EngineConfig, hybrid: HybridConfig, shape: ModelConfig
+) -> list[tuple[WeightFormat, WeightFormat]]:
+    """Return the formats of the CPU's experts in each layer that has experts: of gates and ups, and of downs."""
+    if config.layer_formats:
+        return [(it.up, it.down) for it in map(config.layer_formats.__getitem__, shape.moe_layers)]
+    same = cast(WeightFormat, hybrid.cpu_weight_format)
+    return [(same, same)] * shape.num_moe_layers
 
 
 def _hybrid_store(
@@ -243,7 +254,7 @@ def _hybrid_store(
 
 
 def _home_on_both(config: EngineConfig, layers: hybrid_experts.HybridLayers, memory: WeightMemory) -> OnBothProcessors:
-    return OnBothProcessors(layers, cast(WeightFormat, layers.config.cpu_weight_format), config.is_wide, memory)
+    return OnBothProcessors(layers, config.is_wide, memory)
 
 
 def _expert_home(

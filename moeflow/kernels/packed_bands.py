@@ -152,10 +152,10 @@ def _values_plane(words: Tensor, planar: PlanarFormat, cols: int) -> Tensor:
         case "int8":
             return words.view(torch.int8)[..., :cols].contiguous()
         case "fp8":  # a word has the third, first, fourth and second one
-            third, first, fourth, second = words.view(torch.uint8).unflatten(-1, (-1, 4)).unbind(-1)
+            third, first, fourth, second = _in_groups(words.view(torch.uint8), 4).unbind(-1)
             return torch.stack((first, second, third, fourth), dim=-1).flatten(-2)[..., :cols].contiguous()
         case "q6_k":  # four words of low bits, then two of high bits
-            low, high = words.unflatten(-1, (-1, 6)).split((4, 2), dim=-1)
+            low, high = torch.split(_in_groups(words, 6), [4, 2], dim=-1)
             return torch.cat((_nibbles_in_order(low.flatten(-2)), _pairs_in_order(high.flatten(-2))), dim=-1)
         case _:
             return _nibbles_in_order(words)[..., : cols // 8].contiguous()
@@ -171,7 +171,7 @@ def _scales_plane(numbers: Tensor, groups: _Groups, cols: int) -> Tensor:
         case "q4_k":
             return numbers.view(torch.int32)
         case "q6_k":  # a word begins with the only number of 16 bits
-            first, small = numbers.unflatten(-1, (-1, groups.num_numbers)).split((1, groups.num_numbers - 1), dim=-1)
+            first, small = torch.split(_in_groups(numbers, groups.num_numbers), [1, groups.num_numbers - 1], dim=-1)
             return torch.cat((first, torch.zeros_like(first), small), dim=-1).flatten(-2).view(torch.int32)
         case "int4-zero":
             return _scales_and_zeros(numbers, groups)[..., : cols // groups.group].contiguous()
@@ -184,10 +184,16 @@ def _scales_and_zeros(numbers: Tensor, groups: _Groups) -> Tensor:
     num_scales = groups.num_columns // groups.group
     if num_scales == 1:
         return numbers.view(torch.int32)
-    sizes = (num_scales, groups.num_numbers - num_scales)
-    scales, pairs = numbers.unflatten(-1, (-1, groups.num_numbers)).split(sizes, dim=-1)
+    sizes = [num_scales, groups.num_numbers - num_scales]
+    scales, pairs = torch.split(_in_groups(numbers, groups.num_numbers), sizes, dim=-1)
     zeros = pairs.contiguous().view(torch.uint8).int()
-    return (scales.int() & 0xFFFF | (zeros & 0x7F) << 16 | (zeros & 0x80) << 24).flatten(-2)
+    words: Tensor = scales.int() & 0xFFFF | (zeros & 0x7F) << 16 | (zeros & 0x80) << 24
+    return words.flatten(-2)
+
+
+def _in_groups(row: Tensor, size: int) -> Tensor:
+    """Shapes: row [.., m * size] -> [.., m, size]."""
+    return row.view(*row.shape[:-1], -1, size)
 
 
 def _nibbles_in_order(words: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from moeflow.experts.hybrid.lanes import Event, Lanes
 from moeflow.experts.hybrid.slab_copies import SlabBuffer
 from moeflow.experts.hybrid.slot_tables import NO_SLOT
 from moeflow.kernels.device_arrays import staged
-from moeflow.kernels.packed_bands import ExpertLayout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,12 +36,12 @@ class ExpertStream:
     def __init__(self, layers: HybridLayers, lanes: Lanes) -> None:
         """Allocate room for the sets; some experts have no slots. Raises: RuntimeError from torch."""
         self._layers, self._tables, self._lanes, self._device = layers.experts, layers.tables, lanes, layers.device
-        first = layers.experts[0]
-        layout = ExpertLayout.of(first.packed)
-        num_cold = first.packed.num_experts - layers.config.num_gpu_experts
-        self._set_size = staged_experts(num_cold, layout.num_bytes)
-        self._staging = first.matrices.others(self._set_size)
-        self._buffers = [SlabBuffer(self._set_size, layout, layers.device) for _ in range(_NUM_BUFFERS)]
+        num_bytes = layers.largest_bytes
+        num_cold = layers.experts[0].packed.num_experts - layers.config.num_gpu_experts
+        self._set_size = staged_experts(num_cold, num_bytes)
+        examples = {it.layout: it.matrices for it in layers.experts}
+        self._staging = {layout: matrices.others(self._set_size) for layout, matrices in examples.items()}
+        self._buffers = [SlabBuffer(self._set_size, num_bytes, layers.device) for _ in range(_NUM_BUFFERS)]
         self._sets: list[_Set] = []
         self._slots: Tensor | None = None  # [sets, E] int32
         self._arrived: dict[int, Event] = {}  # copies that have been started, by the number of the set
@@ -64,14 +63,15 @@ class ExpertStream:
     def sums(self, experts: HybridExperts, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """See `ExpertSums`: resident experts first, then sets in ascending order of expert."""
         assert self._slots is not None, "no pass has begun"
+        staging = self._staging[experts.layout]
         total = experts.on_gpu.sums(hidden, topk_ids, topk_weights)
         while self._next < len(self._sets) and self._sets[self._next].layer == experts.layer:
             number, self._next = self._next, self._next + 1
             self._lanes.passes_wait_for(self._arrived.pop(number))
-            self._buffers[number % _NUM_BUFFERS].store(len(self._sets[number].experts), self._staging, 0)
+            self._buffers[number % _NUM_BUFFERS].store(len(self._sets[number].experts), experts.layout, staging, 0)
             self._lanes.copies_wait_for(self._lanes.computed())
             self._start(number + _NUM_BUFFERS)
-            here = self._staging.holding(self._slots[number], experts.on_gpu.function, experts.on_gpu.biases)
+            here = staging.holding(self._slots[number], experts.on_gpu.function, experts.on_gpu.biases)
             total = here.sums(hidden, topk_ids, topk_weights, total)
         return total
 
@@ -82,8 +82,8 @@ class ExpertStream:
     def _start(self, number: int) -> None:
         if number >= len(self._sets):
             return
-        buffer, packed = self._buffers[number % _NUM_BUFFERS], self._layers[self._sets[number].layer].packed
+        buffer, experts = self._buffers[number % _NUM_BUFFERS], self._layers[self._sets[number].layer]
         with self._lanes.copying():
             for place, expert in enumerate(self._sets[number].experts):
-                buffer.copy(place, packed.storage[expert])
+                buffer.copy(place, experts, expert)
         self._arrived[number] = self._lanes.copied()

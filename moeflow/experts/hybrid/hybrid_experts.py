@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 import torch
@@ -15,10 +16,14 @@ from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.cpu.packed_weight import PackedRows
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.experts import ExpertsInSlots
-from moeflow.kernels.packed_bands import PlainMatrices, empty_like
+from moeflow.kernels.packed_bands import ExpertLayout, PlainMatrices, empty_like
+from moeflow.kernels.weight_format import WeightFormat
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+ExpertFormats: TypeAlias = tuple[WeightFormat, WeightFormat]  # of gates and ups, and of downs
 
 
 class SlotMatrices(msgspec.Struct, frozen=True):
@@ -50,12 +55,25 @@ class ExpertSums(Protocol):
 class HybridLayers:
     """The layers with experts, in order."""
 
-    def __init__(self, config: HybridConfig, num_layers: int, num_experts: int, device: torch.device) -> None:
-        """Begin without layers; there will be `num_layers`."""
+    def __init__(
+        self, config: HybridConfig, formats: Sequence[ExpertFormats], num_experts: int, device: torch.device
+    ) -> None:
+        """Begin without layers; `formats` are those of each layer's packed experts."""
         self.config, self.device = config, device
-        self.tables = SlotTables(num_layers, num_experts, device)
+        self.tables = SlotTables(len(formats), num_experts, device)
+        self._formats = formats
         self.experts: list[HybridExperts] = []
         self.way: ExpertSums | None = None  # of the current pass
+
+    @property
+    def next_formats(self) -> ExpertFormats:
+        """The formats of packed experts in the next layer."""
+        return self._formats[len(self.experts)]
+
+    @property
+    def largest_bytes(self) -> int:
+        """Bytes of the largest packed expert."""
+        return max(it.layout.num_bytes for it in self.experts)
 
     def add(self, matrices: SlotMatrices, packed: PackedExperts, biases: ExpertBiases | None) -> HybridExperts:
         """Return the experts of the next layer, to be filled by a loader; `biases` are on the GPU."""
@@ -77,6 +95,7 @@ class HybridExperts:
         """`layer` counts layers with experts."""
         self._layers, self.layer, self.matrices, self.packed = layers, layer, matrices, packed
         self.on_gpu = matrices.holding(layers.tables.on_gpu[layer], packed.kind.function, biases)
+        self.layout = ExpertLayout.of(packed)
         self._on_cpu: PresentExperts | None = None
 
     @property

@@ -11,7 +11,6 @@ from moeflow.experts.hybrid.hybrid_experts import HybridLayers
 from moeflow.experts.hybrid.lanes import Event, Lanes
 from moeflow.experts.hybrid.popularity import Move
 from moeflow.experts.hybrid.slab_copies import SlabBuffer
-from moeflow.kernels.packed_bands import ExpertLayout
 
 MOVES_AT_ONCE: Final = 2  # more would take the link from the exchange within layers
 
@@ -31,7 +30,7 @@ class SlotMover:
     def __init__(self, layers: HybridLayers, lanes: Lanes) -> None:
         """Allocate room for an expert. Raises: RuntimeError from torch."""
         self._layers, self._tables, self._lanes = layers.experts, layers.tables, lanes
-        self._buffer = SlabBuffer(1, ExpertLayout.of(layers.experts[0].packed), layers.device)
+        self._buffer = SlabBuffer(1, layers.largest_bytes, layers.device)
         self._coming: list[_Coming] = []
         self.num_moves = 0
 
@@ -60,5 +59,5 @@ class SlotMover:
 
     def _load(self, layer: int, expert: int, slot: int) -> None:
         experts = self._layers[layer]
-        self._buffer.copy(0, experts.packed.storage[expert])
-        self._buffer.store(1, experts.matrices, slot)
+        self._buffer.copy(0, experts, expert)
+        self._buffer.store(1, experts.layout, experts.matrices, slot)

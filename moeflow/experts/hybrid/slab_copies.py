@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from moeflow.core.units import MIB
-from moeflow.experts.hybrid.hybrid_experts import SlotMatrices
+from moeflow.experts.hybrid.hybrid_experts import HybridExperts, SlotMatrices
 from moeflow.kernels.packed_bands import ExpertLayout, store
 
 logger = logging.getLogger(__name__)
@@ -19,23 +19,23 @@ _PIECE_BYTES: Final = MIB  # of a copy: the exchange within a layer waits for on
 
 
 class SlabBuffer:
-    """Room on the GPU for some packed experts."""
+    """Room on the GPU for some packed experts of one layer."""
 
-    def __init__(self, count: int, layout: ExpertLayout, device: torch.device) -> None:
-        """Allocate it. Raises: RuntimeError from torch."""
-        self._layout = layout
-        self._rows = torch.empty((count, layout.num_bytes), dtype=torch.uint8, device=device)
+    def __init__(self, count: int, num_bytes: int, device: torch.device) -> None:
+        """Allocate it for experts of at most so many bytes. Raises: RuntimeError from torch."""
+        self._rows = torch.empty((count, num_bytes), dtype=torch.uint8, device=device)
 
-    def copy(self, place: int, slab: Tensor) -> None:
-        """Start the copy of an expert on the current stream. Shapes: slab [bytes] uint8, in main memory."""
-        target = self._rows[place]
+    def copy(self, place: int, experts: HybridExperts, expert: int) -> None:
+        """Start the copy of an expert of a layer on the current stream."""
+        slab = experts.packed.storage[expert]
+        target = self._rows[place, : experts.layout.num_bytes]
         for start in range(0, len(target), _PIECE_BYTES):
             stop = min(start + _PIECE_BYTES, len(target))
             target[start:stop].copy_(slab[start:stop], non_blocking=True)
 
-    def store(self, count: int, matrices: SlotMatrices, first: int) -> None:
+    def store(self, count: int, layout: ExpertLayout, matrices: SlotMatrices, first: int) -> None:
         """Write the first experts to consecutive slots, on the current stream."""
-        gate_up, down = self._layout.plain(self._rows[:count])
+        gate_up, down = layout.plain(self._rows[:count])
         store(gate_up, matrices.gate_up, first)
         store(down, matrices.down, first)
 

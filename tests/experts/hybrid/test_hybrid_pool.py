@@ -32,21 +32,23 @@ CPU = torch.device("cpu")
 class Rig:
     """A pool over watched lanes, and the weights of all its experts."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, num_slots: int, weight_format: str = "float32") -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, num_slots: int, formats: tuple[str, ...] = ("float32",) * LAYERS
+    ) -> None:
         self.lanes = WatchedLanes()
-        self.tolerance = 1e-4 if weight_format == "float32" else 0.05  # the CPU rounds activations as well
+        self.tolerance = 1e-4 if set(formats) == {"float32"} else 0.05  # the CPU rounds activations as well
         monkeypatch.setattr(WatchedSums, "lanes", self.lanes, raising=False)
         monkeypatch.setattr(hybrid_experts, "PresentExperts", WatchedSums)
         monkeypatch.setattr(hybrid_pool, "lanes_of", lambda _: self.lanes)
         monkeypatch.setattr(DeviceFlag, "wait", lambda flag, seconds: self.lanes.wait(flag, seconds))
         monkeypatch.setattr(hybrid_config, "_SET_BYTES", 2 * 3 * 4 * HIDDEN * WIDTH)  # two experts
         config = HybridConfig(
-            num_gpu_experts=num_slots, cpu_weight_format=weight_format, cpu_isa="", stream_tokens=STREAMED
+            num_gpu_experts=num_slots, cpu_weight_format=formats[0], cpu_isa="", stream_tokens=STREAMED
         )
-        self.layers = HybridLayers(config, LAYERS, EXPERTS, CPU)
+        self.layers = HybridLayers(config, [(name, name) for name in formats], EXPERTS, CPU)
         generator = torch.Generator().manual_seed(num_slots)
         self.weights = []
-        for _ in range(LAYERS):
+        for weight_format in formats:
             gate_up = torch.randn(EXPERTS, 2 * WIDTH, HIDDEN, generator=generator).bfloat16().float() / 4
             down = torch.randn(EXPERTS, HIDDEN, WIDTH, generator=generator).bfloat16().float() / 4
             self.weights.append((gate_up, down))
@@ -127,9 +129,10 @@ def test_experts_move_while_passes_run(monkeypatch):
     assert rig.lanes.cuda.races == []
 
 
-@pytest.mark.parametrize("weight_format", ["float32", "bfloat16"])
-def test_slots_have_the_checkpoints_weights(monkeypatch, weight_format):
-    rig = Rig(monkeypatch, 2, weight_format)
+@pytest.mark.parametrize("formats", [("float32",) * LAYERS, ("bfloat16", "float32", "bfloat16")], ids=str)
+def test_slots_have_the_checkpoints_weights(monkeypatch, formats):
+    rig = Rig(monkeypatch, 2, formats)
+    rig.run(ROWS)  # streamed
     rig.moves = [Move(1, 0, 5)]
     rig.run(1)
     rig.run(1)

@@ -70,8 +70,9 @@ class WatchedLanes:
         for experts in pool._layers.experts:
             on_gpu += [experts.matrices.gate_up, experts.matrices.down]
         if pool._stream is not None:
-            staging = pool._stream._staging
-            on_gpu += [staging.gate_up, staging.down, *(it._rows for it in pool._stream._buffers)]
+            on_gpu += [it._rows for it in pool._stream._buffers]
+            for staging in pool._stream._staging.values():
+                on_gpu += [staging.gate_up, staging.down]
         for tensor in on_gpu:
             self.cuda.watch(tensor, is_on_device=True)
         seam = pool._seam

@@ -102,7 +102,6 @@ class OnBothProcessors:
     """All experts packed in main memory, and slots for some of them on a GPU."""
 
     layers: HybridLayers
-    weight_format: WeightFormat  # of packed experts
     is_wide: bool  # see `WeightFormats`
     memory: WeightMemory
 
@@ -113,7 +112,7 @@ class OnBothProcessors:
 
     def place(self, shape: ExpertShape, slots: ExpertTensors, biases: ExpertBiases | None) -> HybridExperts:
         """Return the next layer's experts; `biases` are on the GPU. Raises: MemoryError."""
-        spec = PackedSpec(shape, (self.weight_format, self.weight_format), self.is_wide, self.memory)
+        spec = PackedSpec(shape, self.layers.next_formats, self.is_wide, self.memory)
         storage = spec.rows(spec.expert_bytes)
         assert storage is not None  # main memory has all of them
         matrices = hybrid_experts.SlotMatrices(slots.gate_up, slots.down)
