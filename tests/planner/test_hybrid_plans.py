@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.core.errors import CapacityError
+from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DEVICE, RAM
 from moeflow.core.plan import HYBRID, plan_from_json, plan_to_json
 from moeflow.core.units import GIB, MIB
 from moeflow.kernels.cpu import extension
-from moeflow.planner import pipeline_choice
+from moeflow.planner import pipeline_choice, planning
 from moeflow.planner.apply_plan import apply_plan
 from moeflow.planner.costs.routing_profile import RoutingProfile, save_profile
+from moeflow.planner.hardware import gpu_figures
 from moeflow.planner.hardware.gpu_figures import GpuFigures
 from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.hardware.machine_files import load_machine
@@ -201,6 +202,29 @@ def test_a_gpu_without_room_for_other_weights_is_refused(model):
     plan = planned(model, resources=with_gpu(700 * MIB))
     assert plan.config.device == "cpu"
     assert "nor can the CPU compute some of the experts" in why(plan)
+
+
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_a_start_measures_the_gpu_apart(model, tmp_path, monkeypatch, is_measured):
+    level, there, back = L4.level(DEVICE), L4.link(RAM, DEVICE), L4.link(DEVICE, RAM)
+    asked = []
+
+    def figures(name, memory_bytes):
+        asked.append((name, memory_bytes))
+        if not is_measured:
+            raise ConfigError("no answer")
+        return gpu_figures.GpuFigures(level, there, back)
+
+    monkeypatch.setattr(gpu_figures, "gpu_figures", figures)
+    monkeypatch.setattr(planning, "machine_for_start", lambda *_, **__: L4.without_device())
+    told = []
+    plan = planning.plan_for_start(Settings(model=model, cache_dir=tmp_path), SERVING, told.append, HERE)
+    assert asked == [("cuda:0", 4 * GIB)]
+    assert "cuda:0 and its link" in told
+    assert (plan.pipeline == HYBRID) == is_measured
+    forced = planning.plan_for_start(Settings(model=model, cache_dir=tmp_path, device="cuda"), SERVING, resources=HERE)
+    assert forced.pipeline == HYBRID
+    assert (forced.forecast is not None) == is_measured
 
 
 def test_learnt_popularity_is_used(model, tmp_path):

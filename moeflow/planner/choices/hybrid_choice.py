@@ -100,7 +100,7 @@ class SharedExperts(msgspec.Struct, frozen=True):
         number = self.sizes.most_gpu_experts(self.capacity_bytes, self.passes, kv_bytes) or 0
         if costs is not None:
             number = costs.best_gpu_experts(max_num_seqs, number)
-        reasons.append(("hybrid", f"{number} of {self.sizes.num_experts} experts of each layer have room on the GPU"))
+        reasons.append(("hybrid", f"{number} of {self.sizes.num_experts} experts of each layer are on the GPU"))
         return hybrid_config(
             self.sizes,
             costs,
