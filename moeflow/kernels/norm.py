@@ -82,6 +82,28 @@ def add_normalised(hidden: Array, x: Array, norm: NormWeights, factor: Array | N
     return hidden if factor is None else hidden * factor
 
 
+def add_normalised_norm(
+    hidden: Tensor, x: Tensor, norm: NormWeights, next_norm: NormWeights, factor: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return what `add_normalised` does, and that normalised in the same way with other weights. Shapes: as there."""
+    if not launching.accepts(x):
+        out = add_normalised(hidden, x, norm, factor)
+        return out, normalise(out, next_norm)
+    normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = triton_norm.normalise(
+        x,
+        norm.weight,
+        norm.bias,
+        norm.eps,
+        subtracts_mean=norm.subtracts_mean,
+        hidden=hidden,
+        factor=factor,
+        next_norm=next_norm,
+        normed=normed,
+    )
+    return out, normed
+
+
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """Return `x / sqrt(mean(x^2) + eps) * weight` over the last dimension, the mean taken in float32.
 

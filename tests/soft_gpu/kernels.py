@@ -160,11 +160,16 @@ def _normalise(
     total: Any = None,
     hidden: Any = None,
     factor: Any = None,
+    next_norm: Any = None,
+    normed: Any = None,
 ) -> Any:
     if residual is not None:
         x = total.copy_(x + residual)
     weights = NormWeights(weight, eps, subtracts_mean, bias)
-    return norm.normalise(x, weights) if hidden is None else norm.add_normalised(hidden, x, weights, factor)
+    out = norm.normalise(x, weights) if hidden is None else norm.add_normalised(hidden, x, weights, factor)
+    if normed is not None:
+        normed.copy_(norm.normalise(out, next_norm))
+    return out
 
 
 def _attend(

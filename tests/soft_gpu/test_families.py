@@ -35,10 +35,15 @@ OUTSIDE_LAYERS = (
 OTHER_STEPS = 2  # the norm before all layers, and the product of logits
 MOST_LAUNCHES = 11  # of a layer
 MOST_OF_FAMILY = {
-    "deepseek_v3": 12,
+    # Latent attention: a product with the projection of values stands between attention and the output product.
     "deepseek_v2": 12,
+    "deepseek_v3": 12,
+    # The same, and queries take two products one after another.
     "glm4_moe_lite": 13,
-    "gemma3_text": 12,
+    # Dense layers have no router, choice and second sum.
+    "llama": 10,
+    "qwen3": 10,
+    "gemma3_text": 10,
 }
 
 WITH_STATES = ("qwen3_next", "granitemoehybrid", "qwen3_5_moe_text")  # of each head, whose prompts are cut into chunks

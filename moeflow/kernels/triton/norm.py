@@ -13,6 +13,8 @@ from moeflow.kernels.triton.launching import launch
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from moeflow.kernels.norm import NormWeights
+
 
 @triton.jit
 def normalised(
@@ -42,20 +44,26 @@ def norm_kernel(
     factor_ptr,
     sum_ptr,
     out_ptr,
+    next_weight_ptr,
+    next_bias_ptr,
+    next_ptr,
     size,
     stride,
     eps,
+    next_eps,
     has_residual: tl.constexpr,
     subtracts_mean: tl.constexpr,
     has_bias: tl.constexpr,
     has_hidden: tl.constexpr,
     has_factor: tl.constexpr,
+    has_next: tl.constexpr,
     block: tl.constexpr,
 ):
     """Store `sum = x + residual` if there is a residual, then `out = (hidden + norm(sum)) * factor`, of one row.
 
-    Shapes: x [T, size] in rows of `stride`; residual, hidden, sum and out [T, size], contiguous; weight and bias
-    [size]; factor [1].
+    With a next norm, which is of the same kind, also `next = norm(out)`.
+    Shapes: x [T, size] in rows of `stride`; residual, hidden, sum, out and next [T, size], contiguous; weights and
+    biases [size]; factor [1].
     """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, block)
@@ -74,6 +82,10 @@ def norm_kernel(
     if has_factor:
         y = (y.to(tl.float32) * tl.load(factor_ptr).to(tl.float32)).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + row * size + columns, y, mask=is_inside)
+    if has_next:
+        y = tl.where(is_inside, y.to(tl.float32), 0.0)
+        y = normalised(y, next_weight_ptr, next_bias_ptr, columns, is_inside, size, next_eps, subtracts_mean, has_bias)
+        tl.store(next_ptr + row * size + columns, y.to(next_ptr.dtype.element_ty), mask=is_inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -106,11 +118,13 @@ def normalise(
     total: Tensor | None = None,
     hidden: Tensor | None = None,
     factor: Tensor | None = None,
+    next_norm: NormWeights | None = None,
+    normed: Tensor | None = None,
 ) -> Tensor:
     """Return the norm of rows, of their sum with a residual, plus hidden states, times a factor, in one launch.
 
-    `total` receives the sum. Shapes: x, residual, total and hidden [..., H], weight and bias [H], factor [1]
-    -> [..., H].
+    `total` receives the sum, and `normed` the next norm of the result. Shapes: x, residual, total, hidden and normed
+    [..., H], weight and bias [H], factor [1] -> [..., H].
     """
     size = x.shape[-1]
     rows = x.view(-1, size) if x.is_contiguous() else x.reshape(-1, size)
@@ -127,14 +141,19 @@ def normalise(
         weight if factor is None else factor,
         out if total is None else total,
         out,
+        weight if next_norm is None else next_norm.weight,
+        weight if next_norm is None or next_norm.bias is None else next_norm.bias,
+        out if normed is None else normed,
         size,
         rows.stride(0),
         eps,
+        eps if next_norm is None else next_norm.eps,
         has_residual=residual is not None,
         subtracts_mean=subtracts_mean,
         has_bias=bias is not None,
         has_hidden=hidden is not None,
         has_factor=factor is not None,
+        has_next=next_norm is not None,
         block=block,
         num_warps=min(max(block // 512, 1), 8),
     )

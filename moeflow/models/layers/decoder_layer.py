@@ -11,7 +11,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.cpu.packed_layer import PackedLayer
 from moeflow.kernels.cpu.packed_weight import PackedStack, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
-from moeflow.kernels.norm import PostNorms, add_norm
+from moeflow.kernels.norm import PostNorms, add_norm, add_normalised_norm
 from moeflow.kernels.rotary import RotaryTable
 from moeflow.kernels.triton import launching
 from moeflow.models.layers.attention import Attention
@@ -94,9 +94,12 @@ class DecoderLayer:
                 self._norms_of_results(),
                 next_norm.weights,
             )
-        if self._post_norms is None and self._layer_input is None and launching.accepts(attended):
+        if self._layer_input is None and launching.accepts(attended):
             hidden, normed = self._network_input(hidden, attended)
-            return self.mlp.and_norm(normed, hidden, next_norm)
+            if self._post_norms is None:
+                return self.mlp.and_norm(normed, hidden, next_norm)
+            own, result = self._post_norms[1], self.mlp(normed)
+            return add_normalised_norm(hidden, result, own.weights, next_norm.weights, self._scale)
         return self._after(hidden, attended, context), None
 
     def _after(self, hidden: Tensor, attended: Tensor, context: ForwardContext) -> Tensor:
@@ -167,8 +170,12 @@ class DecoderLayer:
 
     def _network_input(self, hidden: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
         """Return hidden states plus what attention gives, and that normalised. Shapes: as `post_attention`."""
-        if self._post_norms is None and launching.accepts(attended):
-            return add_norm(self.mixer.out_proj(attended), hidden, self.post_attention_layernorm.weights)
+        norm = self.post_attention_layernorm.weights
+        if launching.accepts(attended):
+            added = self.mixer.out_proj(attended)
+            if self._post_norms is None:
+                return add_norm(added, hidden, norm)
+            return add_normalised_norm(hidden, added, self._post_norms[0].weights, norm)
         hidden = self.after_attention(hidden, attended)
         return hidden, self.post_attention_layernorm(hidden)
 

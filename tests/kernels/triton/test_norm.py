@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from moeflow.kernels.norm import NormWeights, add_normalised, normalise
+from moeflow.kernels.norm import NormWeights, add_normalised, add_normalised_norm, normalise
 from moeflow.kernels.triton import norm
 from tests.kernels.triton.launches import triton_alone
 from tests.kernels.triton.tolerance import tolerance
@@ -62,6 +62,28 @@ def test_hidden_states_are_added_and_scaled_in_the_same_launch(
         found = add_normalised(hidden, x, norm_weights, factor)
     assert len(started) == 1
     torch.testing.assert_close(found.double(), expected, **tolerance(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("subtracts_mean", [False, True])
+def test_the_result_is_normalised_for_the_next_step(subtracts_mean: bool, dtype: torch.dtype) -> None:
+    hidden, x = (torch.randn(3, 100).to(dtype) for _ in range(2))
+    first, second = (
+        NormWeights(
+            (torch.randn(100) / 4 + 1).to(dtype),
+            eps,
+            subtracts_mean,
+            torch.randn(100).to(dtype) if subtracts_mean else None,
+        )
+        for eps in (1e-6, 1e-5)
+    )
+    with triton_alone(norm) as started:
+        out, normed = add_normalised_norm(hidden, x, first, second)
+    assert len(started) == 1
+    expected = add_normalised(hidden.double(), x.double(), _wide(first))
+    torch.testing.assert_close(out.double(), expected, **tolerance(dtype))
+    limits = {name: 2 * most for name, most in tolerance(dtype).items()}
+    torch.testing.assert_close(normed.double(), normalise(expected, _wide(second)), **limits)
 
 
 def _wide(weights: NormWeights) -> NormWeights:
