@@ -67,7 +67,11 @@ def norm_linear(
         return stages.norm_linear(x, norm, weight, bias)
     if isinstance(weight, PackedStack):
         return _added(torch.cat([stages.norm_linear(x, norm, part) for part in weight.parts], dim=1), bias)
-    if not isinstance(weight, PlanarWeights) and launching.accepts(x) and triton_norm_linear.takes(x, norm):
+    if (
+        not isinstance(weight, PlanarWeights | PlanarStack)
+        and launching.accepts(x)
+        and triton_norm_linear.takes(x, norm)
+    ):
         return triton_norm_linear.norm_linear(x, norm, weight, bias)
     return linear(normalise(x, norm), weight, bias)
 

@@ -301,6 +301,7 @@ def _take_over(
             elif isinstance(destination, PlanarRows):
                 destination.fill(stored.values, stored.numbers, stored.block_kind, copy)
             else:
+                assert isinstance(destination, torch.Tensor), "others are read whole"
                 _copy_rows(destination, stored, copy)
             return piece.num_bytes
         values = _read(checkpoint, name)
@@ -313,6 +314,7 @@ def _take_over(
         elif is_in_main_memory(destination):
             copy_into(destination, values)
         else:
+            assert isinstance(destination, torch.Tensor), "packed rows are read in pieces"
             copy(destination, values)
     return piece.num_bytes
 
