@@ -12,8 +12,8 @@ from moeflow.core.hardware import DISK
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.plan import Plan
 from moeflow.kernels.cpu import extension
+from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.choices.gpu_limits import check_on_cpu, why_not_automatic, why_too_short
-from moeflow.planner.choices.hybrid_choice import Compared, can_be_hybrid
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.decision import Decision
@@ -22,6 +22,9 @@ from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.host_forecast import MachineOf
 from moeflow.planner.usage import Usage
 from moeflow.settings.settings import Settings, to_plain
+
+with on_demand(__name__):
+    from moeflow.planner.choices import hybrid_choice
 
 _NOR_SHARED: Final = "nor can the CPU compute some of the experts"
 Found = tuple[Plan, Estimator | None]  # None: the speed of what computes is unknown
@@ -91,7 +94,7 @@ class BestDevice:
             return _because(shared, f"{gpu}: the CPU computes some experts, but not all: {error}")
         if shared[0].forecast is None or alone[0].forecast is None:
             return alone
-        compared = Compared.of(shared[0].forecast, alone[0].forecast, self.usage)
+        compared = hybrid_choice.Compared.of(shared[0].forecast, alone[0].forecast, self.usage)
         return _because(shared if compared.is_worth else alone, compared.reason(gpu))
 
     def _on_cpu_instead(self, reason: str) -> Found:
@@ -105,7 +108,9 @@ class BestDevice:
         return _because(self._decided(replace(self.settings, device="cpu")), f"cpu: {reason}")
 
     def _can_share(self, settings: Settings) -> bool:
-        return can_be_hybrid(settings, self.shape) and (self.checkpoint is None or extension.is_available())
+        return hybrid_choice.can_be_hybrid(settings, self.shape) and (
+            self.checkpoint is None or extension.is_available()
+        )
 
     def _decided(self, settings: Settings, *, is_hybrid: bool = False) -> Found:
         """Return the plan for a device, and what predicts for it."""

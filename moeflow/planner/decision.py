@@ -23,12 +23,9 @@ from moeflow.kernels.triton.planar_rows import MADE_FORMATS
 from moeflow.models.expert_predictor.saved import predictor_bytes
 from moeflow.models.packing import slab_spec
 from moeflow.planner.choices.batching_choice import MIN_TOGETHER, Batching
-from moeflow.planner.choices.device_weights import for_device, own_on_device, quantized_on_device
 from moeflow.planner.choices.encoder_choice import check_expert_capacity, with_whole_inputs
 from moeflow.planner.choices.expert_plan import ExpertPlan, spec_of_shape
 from moeflow.planner.choices.gpu_limits import check_on_cpu, check_on_gpu
-from moeflow.planner.choices.gpu_main_memory import planned_memory
-from moeflow.planner.choices.hybrid_choice import SharedExperts, host_format, hybrid_batching
 from moeflow.planner.choices.kv_cache_choice import (
     MIN_KV_TOKENS,
     KVCacheChoice,
@@ -62,8 +59,6 @@ from moeflow.planner.choices.weight_choice import (
     shares_layers,
 )
 from moeflow.planner.configuration import Choices, engine_config
-from moeflow.planner.costs.hybrid_costs import HybridCosts
-from moeflow.planner.costs.hybrid_sizes import HybridSizes, Passes
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.hardware.host import HostResources
@@ -76,7 +71,8 @@ from moeflow.settings.settings import Settings
 
 with on_demand(__name__):
     from moeflow.experts.remote import borrowing
-    from moeflow.planner.choices import remote_choice
+    from moeflow.planner.choices import device_weights, gpu_main_memory, hybrid_choice, remote_choice
+    from moeflow.planner.costs import hybrid_costs, hybrid_sizes
 
 
 class _Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +88,7 @@ class _Held(msgspec.Struct, frozen=True, kw_only=True):
     maps_together: bool  # replicas, from one file
     batching: Batching
     weight_bytes: int  # that must be in memory
-    shared: SharedExperts | None  # with the CPU; None: the device computes all
+    shared: hybrid_choice.SharedExperts | None  # with the CPU; None: the device computes all
     memory: MemoryPlan | None  # of a device's host; None: the host computes, or nothing limits it
 
 
@@ -233,45 +229,48 @@ class Decision:
             memory=self._memory_beside_gpu(device, shared, batching),
         )
 
-    def _shared_experts(self, weights: WeightChoice, batching: Batching) -> SharedExperts:
+    def _shared_experts(self, weights: WeightChoice, batching: Batching) -> hybrid_choice.SharedExperts:
         """Return what the device and the CPU share."""
         isa = choose_cpu_isa(self.settings.cpu_isa, "cpu", self.reasons)
-        return SharedExperts(
-            sizes=HybridSizes(self._costs(weights), host_format(weights, self.checkpoint)),
+        return hybrid_choice.SharedExperts(
+            sizes=hybrid_sizes.HybridSizes(self._costs(weights), hybrid_choice.host_format(weights, self.checkpoint)),
             cpu_isa=isa or ANY_ISA,
-            passes=Passes(batching.max_num_batched_tokens, batching.max_num_seqs),
+            passes=hybrid_sizes.Passes(batching.max_num_batched_tokens, batching.max_num_seqs),
             popularity=known_popularity(self.checkpoint, self.settings.cache_dir),
             capacity_bytes=self.budget.free_bytes - self.budget.beside_process,
         )
 
-    def _memory_beside_gpu(self, device: str, shared: SharedExperts | None, batching: Batching) -> MemoryPlan | None:
+    def _memory_beside_gpu(
+        self, device: str, shared: hybrid_choice.SharedExperts | None, batching: Batching
+    ) -> MemoryPlan | None:
         """Return the use of main memory beside a GPU; None: it is not limited, or the CPU computes."""
         if device == "cpu" or (shared is None and self.settings.memory_bytes is None):
             return None
         sizes = None if shared is None else shared.sizes
-        passes = Passes(batching.max_num_batched_tokens, batching.max_num_seqs)
-        return planned_memory(self.settings, self.resources, self.shape, sizes, passes)
+        passes = hybrid_sizes.Passes(batching.max_num_batched_tokens, batching.max_num_seqs)
+        return gpu_main_memory.planned_memory(self.settings, self.resources, self.shape, sizes, passes)
 
     def _hybrid_batching(self, default: Batching, weights: WeightChoice, device: str) -> Batching:
         """Return the batching for a device that shares experts with the CPU."""
-        sizes = HybridSizes(self._costs(weights), host_format(weights, self.checkpoint))
+        sizes = hybrid_sizes.HybridSizes(self._costs(weights), hybrid_choice.host_format(weights, self.checkpoint))
         self.host.ask_with_device(sizes.on_host, device)
         limits = {DEVICE: self.budget.free_bytes - self.budget.beside_process, RAM: self.resources.available_bytes}
         objective = self.usage.objective(limits, has_device=True)
-        chosen = hybrid_batching(default, self.settings, self.usage, self._hybrid_costs(weights), objective)
+        costs = self._hybrid_costs(weights)
+        chosen = hybrid_choice.hybrid_batching(default, self.settings, self.usage, costs, objective)
         self.reasons += chosen.reasons()
         return chosen
 
-    def _hybrid_costs(self, weights: WeightChoice) -> HybridCosts | None:
+    def _hybrid_costs(self, weights: WeightChoice) -> hybrid_costs.HybridCosts | None:
         """Return the costs of sharing experts; None: the machine's speed is unknown."""
         if self.host.machine is None:
             return None
-        return HybridCosts(
+        return hybrid_costs.HybridCosts(
             self.host.machine,
             self._costs(weights),
             self.usage.workload,
             routing=self.host.routing or EVEN_ROUTING,
-            host_format=host_format(weights, self.checkpoint),
+            host_format=hybrid_choice.host_format(weights, self.checkpoint),
         )
 
     def _batching(self, default: Batching, weights: WeightChoice, plan: ExpertPlan | None, cpu_isa: str) -> Batching:
@@ -511,7 +510,7 @@ class Decision:
     def _weights(self, device: str, *, can_pack: bool) -> WeightChoice:
         on_gpu = device != "cpu" and not self.offloads_to_torch
         if self.settings.quantize in MADE_FORMATS and on_gpu and self.checkpoint is not None:
-            found = quantized_on_device(self.settings, has_bfloat16=self.resources.has_bfloat16)
+            found = device_weights.quantized_on_device(self.settings, has_bfloat16=self.resources.has_bfloat16)
             return found.with_routers(self.checkpoint)
         can_differ = not shares_layers(self.settings) and self.shape.recurrent is None
         choice = explicit_choice(
@@ -534,7 +533,7 @@ class Decision:
             elif device == "cpu" and not self.offloads_to_torch:
                 choice = for_torch(self.checkpoint, self._fits_well)
             else:
-                of_device = own_on_device if on_gpu and not self.is_hybrid else for_device
+                of_device = device_weights.own_on_device if on_gpu and not self.is_hybrid else device_weights.for_device
                 choice = of_device(self.checkpoint, has_bfloat16=self.resources.has_bfloat16)
             self.reasons.append(("weights", f"{choice.matrices}: {choice.reason}"))
         return choice.with_routers(self.checkpoint)

@@ -14,9 +14,9 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.hardware import RAM, Machine
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.plan import Plan, Policy, Workload
+from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.choices.offload_plan import costs_of
 from moeflow.planner.costs.cost_model import BLOCK_TOKENS, CostModel, IntegerPolicy, Prediction, overlaps
-from moeflow.planner.costs.hybrid_costs import HybridCosts, hybrid_policy_of
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.process_memory import CUDA_BYTES, ENGINE_BYTES, planned_bytes
 from moeflow.planner.costs.rank_costs import ALONE, Sharing
@@ -26,6 +26,9 @@ from moeflow.planner.costs.work_space import sampled_bytes, work_bytes
 from moeflow.planner.forecast import disk_reasons, forecast
 from moeflow.planner.hardware.this_machine import how_measured
 from moeflow.planner.resident_experts import min_slots, num_slots, share_on_disk
+
+with on_demand(__name__):
+    from moeflow.planner.costs import hybrid_costs
 
 
 class Estimator(msgspec.Struct, frozen=True):
@@ -77,7 +80,7 @@ class Estimator(msgspec.Struct, frozen=True):
     def costs(self, workload: Workload) -> CostModel:
         """Return the costs of a workload."""
         if (hybrid := self.config.hybrid) is not None:
-            return HybridCosts(
+            return hybrid_costs.HybridCosts(
                 self.machine,
                 self._costs,
                 workload,
@@ -99,7 +102,7 @@ class Estimator(msgspec.Struct, frozen=True):
         """Return the configuration's effect on a batch: its keys and values take memory from experts."""
         tokens_a_pass, hybrid = self.config.scheduler.max_num_batched_tokens, self.config.hybrid
         if hybrid is not None:
-            return hybrid_policy_of(self._costs, batch_size, hybrid.num_gpu_experts, tokens_a_pass)
+            return hybrid_costs.hybrid_policy_of(self._costs, batch_size, hybrid.num_gpu_experts, tokens_a_pass)
         on_disk = 0.0
         if (experts := self.config.experts) is not None:
             total = self._costs.num_moe_layers * self.shape.routing.num_experts

@@ -16,7 +16,6 @@ from moeflow.core.offload_config import CUDA, PREFIX, parse_cuda_device
 from moeflow.core.plan import HYBRID, RESIDENT, Plan
 from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.choices.gpu_limits import gpu_refusal
-from moeflow.planner.choices.hybrid_choice import Compared
 from moeflow.planner.choices.memory_allowance import allowed_bytes
 from moeflow.planner.costs.roofline import processor_of
 from moeflow.planner.costs.routing_profile import RoutingProfile
@@ -32,7 +31,6 @@ from moeflow.planner.hardware.this_machine import (
 )
 from moeflow.planner.host_forecast import MachineOf, Wanted
 from moeflow.planner.model_files import bare_config, opened_model
-from moeflow.planner.offload_estimate import OffloadEstimator
 from moeflow.planner.resolve import Resolved, resolve, resources_for
 from moeflow.planner.usage import SERVING, Usage
 from moeflow.settings.settings import Settings
@@ -40,7 +38,8 @@ from moeflow.settings.settings import Settings
 with on_demand(__name__):
     import shutil
 
-    from moeflow.planner import described
+    from moeflow.planner import described, offload_estimate
+    from moeflow.planner.choices import hybrid_choice
     from moeflow.planner.hardware import disk_rates, gpu_figures, machine_files, measuring_process
     from moeflow.planner.search import sensitivity
 
@@ -154,7 +153,7 @@ def _faster(
         return hybrid
     assert hybrid.plan.forecast is not None, "the machine is known"
     assert alone.plan.forecast is not None, "likewise"
-    compared = Compared.of(hybrid.plan.forecast, alone.plan.forecast, request.usage)
+    compared = hybrid_choice.Compared.of(hybrid.plan.forecast, alone.plan.forecast, request.usage)
     faster = hybrid if compared.is_worth else alone
     others = (it for it in faster.plan.reasons if it[0] != "device")
     plan = dataclasses.replace(faster.plan, reasons=(*others, ("device", compared.reason(hybrid.plan.config.device))))
@@ -179,7 +178,7 @@ def _plan_device(request: PlanRequest, named: Machine | None, on_step: OnStep) -
     )
     if named is not None or found.plan.config.offload is None:
         return found
-    estimator = OffloadEstimator(found.plan.config, found.model.costs.shape, found.model.machine)
+    estimator = offload_estimate.OffloadEstimator(found.plan.config, found.model.costs.shape, found.model.machine)
     return dataclasses.replace(found, estimator=estimator)
 
 

@@ -13,7 +13,7 @@ import msgspec
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.plan import Plan
-from moeflow.kernels.on_demand import import_torch
+from moeflow.kernels.on_demand import import_torch, on_demand
 from moeflow.planner.best_device import BestDevice, made_plan
 from moeflow.planner.choices.device_offload import (
     check_pipelines,
@@ -30,17 +30,18 @@ from moeflow.planner.estimate import Estimator
 from moeflow.planner.hardware.host import HostResources, host_resources
 from moeflow.planner.host_forecast import MachineOf, Wanted, unmeasured
 from moeflow.planner.model_files import opened_model
-from moeflow.planner.offload_estimate import OffloadEstimator
-from moeflow.planner.pipeline_choice import choose_pipeline, with_device
 from moeflow.planner.usage import SERVING, Usage
 from moeflow.settings.settings import Settings
+
+with on_demand(__name__):
+    from moeflow.planner import offload_estimate, pipeline_choice
 
 
 class Resolved(msgspec.Struct, frozen=True):
     """A plan, and what predicts for its configuration; None where the machine's speed is not known."""
 
     plan: Plan
-    estimator: Estimator | OffloadEstimator | None
+    estimator: Estimator | offload_estimate.OffloadEstimator | None
 
     @property
     def config(self) -> EngineConfig:
@@ -137,11 +138,11 @@ def _offloaded(decision: Decision, overrides: OffloadOverrides, settings: Settin
     why: Reasons = []
     machine = machine_of(Wanted(costs=costs, packed_file=None))
     if machine is not None:
-        machine = with_device(machine, overrides.device)
-        overrides, why = choose_pipeline(overrides, costs, config.scheduler, machine, usage)
+        machine = pipeline_choice.with_device(machine, overrides.device)
+        overrides, why = pipeline_choice.choose_pipeline(overrides, costs, config.scheduler, machine, usage)
     config, reasons = with_pipeline(config, overrides, shape)
     plan = made_plan(config, settings, usage, [*decision.reasons, *why, *reasons])
     if machine is None:
         return Resolved(plan, None)
-    estimator = OffloadEstimator(config, shape, machine)
+    estimator = offload_estimate.OffloadEstimator(config, shape, machine)
     return Resolved(estimator.complete(plan), estimator)

@@ -16,7 +16,6 @@ from moeflow.kernels.attention.kv_blocks import KVBlocks
 from moeflow.kernels.attention.scores import PLAIN, Scores
 from moeflow.kernels.cpu import attention as cpu_attention
 from moeflow.kernels.on_demand import on_demand, torch
-from moeflow.kernels.recurrent.gates import sigmoid_gate
 from moeflow.kernels.triton import launching
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from moeflow.kernels.arrays import Array
 
 with on_demand(__name__):
+    from moeflow.kernels.recurrent import gates as gate_kernels
     from moeflow.kernels.triton import attention as triton_attention
     from moeflow.kernels.triton import kv_cache, kv_moves
 
@@ -67,7 +67,7 @@ def attend(
         out = cpu_attention.attend(q, blocks, metadata, scores)
     else:
         out = attend_reference(q, blocks, metadata, scores)
-    return out if gates is None else sigmoid_gate(out, gates)
+    return out if gates is None else gate_kernels.sigmoid_gate(out, gates)
 
 
 def attend_reference(q: Tensor, blocks: KVBlocks, metadata: AttentionMetadata, scores: Scores = PLAIN) -> Tensor:

@@ -12,6 +12,7 @@ from moeflow.kernels.cpu.packed_layer import PackedLayer
 from moeflow.kernels.cpu.packed_weight import PackedStack, PackedWeight
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.norm import PostNorms, add_norm, add_normalised_norm
+from moeflow.kernels.on_demand import on_demand
 from moeflow.kernels.rotary import RotaryTable
 from moeflow.kernels.triton import launching
 from moeflow.models.layers.attention import Attention
@@ -23,12 +24,14 @@ from moeflow.models.layers.layer_embeddings import LayerInput
 from moeflow.models.layers.mlp import MLP, FusedMLP
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.norm import Norm
-from moeflow.models.layers.normed_experts import NormedExperts
 from moeflow.models.layers.token_mixer import TokenMixer
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+with on_demand(__name__):
+    from moeflow.models.layers import normed_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +63,9 @@ class DecoderLayer:
         self._layer_input = layer_input
         self._names = names
         self.input_layernorm = Norm.of(config, allocator)
-        has_own_norms = config.norms.has_norms_of_experts and isinstance(mlp, MoE)
+        self._has_own_norms = config.norms.has_norms_of_experts and isinstance(mlp, MoE)
         # Before the feed-forward network.
-        self.post_attention_layernorm = Norm.of(config, allocator, has_weight=not has_own_norms)
+        self.post_attention_layernorm = Norm.of(config, allocator, has_weight=not self._has_own_norms)
         has_post_norms = config.norms.has_post_norms
         self._post_norms = (Norm.of(config, allocator), Norm.of(config, allocator)) if has_post_norms else None
         self._scale = allocator.empty(1) if config.norms.has_layer_scales and layer_input is None else None
@@ -86,7 +89,7 @@ class DecoderLayer:
         """
         qkv = self.pre_attention(hidden) if normed is None else self.mixer.in_proj(normed)
         attended = self.attention(qkv, rotary, context)
-        if isinstance(self.mlp, NormedExperts) and self.mlp.num_joined:
+        if self._has_own_norms and isinstance(self.mlp, normed_experts.NormedExperts) and self.mlp.num_joined:
             return self.mlp.finish_layer(
                 self.mixer.out_proj(attended),
                 hidden,

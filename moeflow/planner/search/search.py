@@ -12,12 +12,15 @@ from typing import Final
 
 from moeflow.core.errors import CapacityError
 from moeflow.core.plan import Policy
+from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.costs.cost_model import CostModel
-from moeflow.planner.costs.hybrid_costs import HybridCosts
 from moeflow.planner.search.host_search import search_host
-from moeflow.planner.search.hybrid_search import no_hybrid_room, search_hybrid
 from moeflow.planner.search.objective import FINE, Objective, cost_per_token
 from moeflow.planner.search.resident_search import ENOUGH_FASTER, no_room, search_resident
+
+with on_demand(__name__):
+    from moeflow.planner.costs import hybrid_costs
+    from moeflow.planner.search import hybrid_search
 
 _HOST_FINENESS: Final = 10.0  # a host's policy costs one prediction, so its grid is finer
 
@@ -52,10 +55,14 @@ def _kept_first(model: CostModel, objective: Objective, ratio: float) -> Policy:
     """
     kept = None
     if model.has_device:
-        kept = search_resident(model, objective, ratio) or search_hybrid(model, objective, ratio)
+        kept = search_resident(model, objective, ratio) or hybrid_search.search_hybrid(model, objective, ratio)
     if model.has_device and not objective.can_stream:
         if kept is None:
-            raise no_hybrid_room(model, objective) if isinstance(model, HybridCosts) else no_room(model, objective)
+            raise (
+                hybrid_search.no_hybrid_room(model, objective)
+                if isinstance(model, hybrid_costs.HybridCosts)
+                else no_room(model, objective)
+            )
         return kept
     try:
         streamed = search_policy(model, objective, ratio)
