@@ -19,7 +19,6 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.engine_messages import ExpertStats, ModelInfo, TokenLogprobs
 from moeflow.core.request import Request
 from moeflow.engine.forward import make_forward, make_kv_storage
-from moeflow.engine.logprobs import prompt_logprobs
 from moeflow.engine.masked_sampling import PASS_WAIT_S, MaskedSampling
 from moeflow.engine.verification import Verified
 from moeflow.kernels.arrays import Array
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from moeflow.models.language_model import LanguageModel
 
 with on_demand(__name__):
-    from moeflow.engine import expert_store, memory_limiter
+    from moeflow.engine import expert_store, logprobs, memory_limiter
     from moeflow.models.layers import encoder_decoder
     from moeflow.pipeline.runtime import dot, perfetto, traced_tasks
 
@@ -377,5 +376,5 @@ def _prompt_logprobs(entry: BatchEntry, logits: Iterator[Array]) -> list[TokenLo
     found: list[TokenLogprobs] = []
     for start in range(entry.start, stop, PROMPT_CHUNK):
         targets = request.token_ids(start + 1, min(start + PROMPT_CHUNK, stop) + 1)
-        found += prompt_logprobs(next(logits), targets, request.sampling.prompt_logprobs or 0)
+        found += logprobs.prompt_logprobs(next(logits), targets, request.sampling.prompt_logprobs or 0)
     return found

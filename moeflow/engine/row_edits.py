@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 
 from moeflow.core.request import Request
 from moeflow.core.token_mask import TokenMask
-from moeflow.kernels.logit_edits import Floats, LogitEdits
+from moeflow.kernels.on_demand import on_demand
+
+with on_demand(__name__):
+    from moeflow.kernels import logit_edits
 
 
 class SampledRow(msgspec.Struct, frozen=True):
@@ -51,7 +54,7 @@ class SampledRow(msgspec.Struct, frozen=True):
         )
 
 
-def edits_of(rows: Sequence[SampledRow], places: Sequence[int], vocab_size: int) -> LogitEdits:
+def edits_of(rows: Sequence[SampledRow], places: Sequence[int], vocab_size: int) -> logit_edits.LogitEdits:
     """Return the changes of some rows.
 
     Order: logit_bias, min_tokens' ban of stop tokens, repetition, presence and frequency penalties, the mask of a form.
@@ -61,7 +64,7 @@ def edits_of(rows: Sequence[SampledRow], places: Sequence[int], vocab_size: int)
     given = [mask for mask in masks if mask is not None]
     has_mask = np.array([mask is not None for mask in masks], np.int32)
     counts = [len(tokens) for tokens, _ in of_tokens]
-    return LogitEdits(
+    return logit_edits.LogitEdits(
         rows=np.array(places, np.int32),
         places=np.stack(
             [
@@ -75,7 +78,7 @@ def edits_of(rows: Sequence[SampledRow], places: Sequence[int], vocab_size: int)
     )
 
 
-def _of_tokens(row: SampledRow) -> tuple[NDArray[np.int32], Floats]:
+def _of_tokens(row: SampledRow) -> tuple[NDArray[np.int32], logit_edits.Floats]:
     """Return the tokens that change alone, [n], each once, and by how much: bias, penalty and loss, [3, n]."""
     request, params = row.request, row.request.sampling
     barred = request.stop_token_ids if row.bars_stop and row.mask is None else frozenset()

@@ -15,17 +15,16 @@ import msgspec
 
 from moeflow.core.engine_messages import TokenLogprobs
 from moeflow.core.sampling_params import MAX_LOGPROBS
-from moeflow.engine.logprobs import of_device
 from moeflow.engine.random_numbers import uniform
 from moeflow.engine.row_edits import SampledRow, edits_of
 from moeflow.kernels.arrays import Array, ids_on, rows_of
-from moeflow.kernels.logit_edits import LogitEdits, edited
 from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.kernels.sample import MIN_WEIGHT, NUCLEUS_WIDTH, RowSampling, sample_rows
 from moeflow.kernels.triton import launching
 
 with on_demand(__name__):
-    from moeflow.kernels import device_sample
+    from moeflow.engine import logprobs as token_logprobs
+    from moeflow.kernels import device_sample, logit_edits
     from moeflow.kernels.triton import logit_edits as triton_logit_edits
 
 _NOT_FINITE = "the model's logits are not finite numbers; float32 may help if the model runs in a smaller type"
@@ -49,7 +48,7 @@ class _Task(msgspec.Struct, frozen=True):
     rows: Sequence[SampledRow]
     samplings: list[RowSampling]  # of each row; greedy for a changed one, to show that its logits are numbers
     changed: list[int]  # rows with changed logits,
-    edits: LogitEdits | None  # the changes, if there are any,
+    edits: logit_edits.LogitEdits | None  # the changes, if there are any,
     changed_samplings: list[RowSampling]  # and of each changed row, from changed logits
 
     @classmethod
@@ -97,7 +96,7 @@ def _on_host(logits: Array, task: _Task) -> tuple[list[int], list[int], dict[int
     chosen = sample_rows(logits, task.samplings)
     if task.edits is None:
         return chosen, [], {}
-    return chosen, sample_rows(edited(logits, task.edits), task.changed_samplings), {}
+    return chosen, sample_rows(logit_edits.edited(logits, task.edits), task.changed_samplings), {}
 
 
 def _on_device(logits: Array, task: _Task) -> tuple[list[int], list[int], dict[int, TokenLogprobs]]:
@@ -123,7 +122,9 @@ def _on_device(logits: Array, task: _Task) -> tuple[list[int], list[int], dict[i
 
     limits = device_sample.Limits(MIN_WEIGHT, NUCLEUS_WIDTH)
     tokens, found = device_sample.sample(rows, samplings, limits, logprobs_of)
-    logprobs = of_device(found[0], [tokens[number] for number in asked], [*num_top.values()]) if asked else []
+    logprobs = (
+        token_logprobs.of_device(found[0], [tokens[number] for number in asked], [*num_top.values()]) if asked else []
+    )
     return tokens[:num_rows], tokens[num_rows:], dict(zip(num_top, logprobs, strict=True))
 
 

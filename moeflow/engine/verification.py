@@ -20,10 +20,13 @@ from moeflow.core.batch import BatchEntry
 from moeflow.core.request import Request
 from moeflow.core.token_mask import TokenMask
 from moeflow.core.token_tree import ROOT
-from moeflow.engine.logprobs import logprobs_of
 from moeflow.engine.row_edits import SampledRow
 from moeflow.engine.sampler import SampledToken, sample
 from moeflow.kernels.arrays import Array
+from moeflow.kernels.on_demand import on_demand
+
+with on_demand(__name__):
+    from moeflow.engine import logprobs as token_logprobs
 
 Masks = Mapping[Request, Sequence[TokenMask | None]]
 _NO_MASKS: Final[Masks] = MappingProxyType({})
@@ -84,6 +87,7 @@ def _add_logprobs(
     if not asked:
         return
     token_ids = [one.tokens[place].token_id for one, place, _, _ in asked]
-    logprobs = logprobs_of(logits[[row for _, _, row, _ in asked]], token_ids, [num_top for *_, num_top in asked])
+    asked_logits, num_top = logits[[row for _, _, row, _ in asked]], [number for *_, number in asked]
+    logprobs = token_logprobs.logprobs_of(asked_logits, token_ids, num_top)
     for (one, place, _, _), each in zip(asked, logprobs, strict=True):
         one.tokens[place] = replace(one.tokens[place], logprobs=each)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
+
+import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.engine_config import EngineConfig
@@ -30,8 +32,7 @@ _NOR_SHARED: Final = "nor can the CPU compute some of the experts"
 Found = tuple[Plan, Estimator | None]  # None: the speed of what computes is unknown
 
 
-@dataclass(frozen=True, kw_only=True)
-class BestDevice:
+class BestDevice(msgspec.Struct, frozen=True, kw_only=True):
     """The choice of a device for one model."""
 
     settings: Settings

@@ -11,6 +11,7 @@ from moeflow.core.offload_config import CUDA
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.core.units import format_bytes
 from moeflow.kernels.cpu import extension
+from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.choices.batching_choice import Batching
 from moeflow.planner.choices.expert_plan import ExpertPlan
 from moeflow.planner.choices.memory_allowance import free_bytes
@@ -19,12 +20,14 @@ from moeflow.planner.choices.rank_choice import RankMemory, count_ranks, possibl
 from moeflow.planner.choices.replica_choice import share_of
 from moeflow.planner.choices.state_choice import num_state_slots
 from moeflow.planner.choices.weight_choice import WeightChoice, instead_of
-from moeflow.planner.costs.gpu_work_space import graph_bytes, pass_bytes
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.process_memory import PROCESS_BYTES, margin_bytes, planned_bytes, served_bytes
 from moeflow.planner.costs.work_space import work_bytes
 from moeflow.planner.hardware.host import HostResources
 from moeflow.settings.settings import Settings
+
+with on_demand(__name__):
+    from moeflow.planner.costs import gpu_work_space
 
 
 class MemoryBudget:
@@ -92,8 +95,8 @@ class MemoryBudget:
         if self._device == "cpu":
             return
         costs, most = self._costs_of(weights), batching.max_num_seqs
-        passes = pass_bytes(costs, num_tokens=batching.max_num_batched_tokens, num_sampled=most)
-        graphs = graph_bytes(costs, most)
+        passes = gpu_work_space.pass_bytes(costs, num_tokens=batching.max_num_batched_tokens, num_sampled=most)
+        graphs = gpu_work_space.graph_bytes(costs, most)
         self.work_bytes = passes + graphs
         reasons.append(("work space", f"{format_bytes(passes)} for a pass, {format_bytes(graphs)} for CUDA graphs"))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
@@ -12,8 +12,6 @@ from moeflow.kernels.triton.launching import launch
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from moeflow.kernels.norm import NormWeights
 
 
 @triton.jit
@@ -118,13 +116,13 @@ def normalise(
     total: Tensor | None = None,
     hidden: Tensor | None = None,
     factor: Tensor | None = None,
-    next_norm: NormWeights | None = None,
+    next_norm: Any = None,
     normed: Tensor | None = None,
 ) -> Tensor:
     """Return the norm of rows, of their sum with a residual, plus hidden states, times a factor, in one launch.
 
-    `total` receives the sum, and `normed` the next norm of the result. Shapes: x, residual, total, hidden and normed
-    [..., H], weight and bias [H], factor [1] -> [..., H].
+    `total` receives the sum, and `normed` the next norm of the result, whose weights are `NormWeights`. Shapes: x,
+    residual, total, hidden and normed [..., H], weight and bias [H], factor [1] -> [..., H].
     """
     size = x.shape[-1]
     rows = x.view(-1, size) if x.is_contiguous() else x.reshape(-1, size)

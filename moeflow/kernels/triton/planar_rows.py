@@ -10,15 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeflow.kernels.arrays import copy_into
-from moeflow.kernels.on_demand import torch
-from moeflow.kernels.triton.planar_blocks import from_blocks, keeps, row_bytes
+from moeflow.kernels.on_demand import on_demand, torch
 from moeflow.kernels.triton.planar_weights import GROUP, MadeFormat, PlanarWeights, pack, widened
 from moeflow.kernels.weight_format import FORMATS, BlockKind, WeightFormat, block_kind
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+with on_demand(__name__):
     from moeflow.kernels.arrays import Device
+    from moeflow.kernels.triton import planar_blocks
 
 MADE_FORMATS: Final[tuple[MadeFormat, ...]] = get_args(MadeFormat)
 _FILLED_VALUES: Final = 1 << 20  # at a time: bounds the float32 copies, which each thread of a loader makes
@@ -39,7 +40,7 @@ class PlanarRows(msgspec.Struct, frozen=True):
 
     def keeps(self, kind: str) -> bool:
         """Return whether blocks of a kind can fill these rows; other values come as floats."""
-        return keeps(self.weights, kind)
+        return planar_blocks.keeps(self.weights, kind)
 
     def fill(
         self,
@@ -62,7 +63,7 @@ class PlanarRows(msgspec.Struct, frozen=True):
             given = source[start : start + step].unsqueeze(0)
             part = weights.values.new_empty(given.shape, dtype=given.dtype)
             copy(part, given)
-            found = pack(part, made_format(weights.format)) if kind is None else from_blocks(part, kind)
+            found = pack(part, made_format(weights.format)) if kind is None else planar_blocks.from_blocks(part, kind)
             self._store(found if found.format == weights.format else widened(found), rows[start : start + step])
 
     def _store(self, found: PlanarWeights, rows: NDArray[np.int64]) -> None:
@@ -97,7 +98,8 @@ def _row_of(weight_format: WeightFormat, num_columns: int) -> PlanarWeights:
         assert num_columns % GROUP == 0, "refused before"
         return pack(torch.zeros(1, 1, num_columns), made_format(weight_format))
     kind = block_kind(weight_format)
-    return from_blocks(torch.zeros(1, 1, row_bytes(kind, num_columns), dtype=torch.uint8), kind)
+    zeros = torch.zeros(1, 1, planar_blocks.row_bytes(kind, num_columns), dtype=torch.uint8)
+    return planar_blocks.from_blocks(zeros, kind)
 
 
 def split_rows(weights: PlanarWeights, slot: int, sizes: Sequence[int]) -> list[PlanarRows]:

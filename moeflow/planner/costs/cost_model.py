@@ -24,13 +24,16 @@ import msgspec
 from moeflow.core.hardware import DEVICE, DISK, PINNED, RAM, Link, Machine, MemoryLevel
 from moeflow.core.plan import Policy, Workload
 from moeflow.core.units import MIB
+from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.costs.disk_waits import DiskRates, ExpertReads
-from moeflow.planner.costs.gpu_work_space import graph_bytes
 from moeflow.planner.costs.hit_curve import HitCurve
 from moeflow.planner.costs.model_costs import KernelWork, ModelCosts, expected_distinct
 from moeflow.planner.costs.rank_costs import ALONE, RankedLayers, Sharing
 from moeflow.planner.costs.roofline import processor_of, work_seconds
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
+
+with on_demand(__name__):
+    from moeflow.planner.costs import gpu_work_space
 
 HOST_COMPUTE: Final = "host"
 DEVICE_COMPUTE: Final = "device"
@@ -341,7 +344,7 @@ class CostModel:
         of_prompts = choice.pass_tokens if choice.is_resident else choice.prompts * length
         largest = min(max(of_prompts, choice.micro_batch), choice.pass_tokens)
         num_tokens = choice.pass_tokens if self.keeps_prompts else 0
-        graphs = graph_bytes(self.costs, choice.batch_size) if choice.is_resident else 0
+        graphs = gpu_work_space.graph_bytes(self.costs, choice.batch_size) if choice.is_resident else 0
         return DEVICE_RESERVE_BYTES + graphs + self.costs.pass_activation_bytes(num_tokens, largest)
 
     def least_memory(self, choice: IntegerPolicy, memory: Resources) -> dict[str, float]:

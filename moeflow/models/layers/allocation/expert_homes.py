@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from moeflow.checkpoint.packed.weight_memory import WeightMemory
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu.packed_experts import PackedExperts, expert_bytes
@@ -97,8 +99,7 @@ class InCache:
         return self.pool.add_layer(experts.biases)
 
 
-@dataclass(frozen=True, slots=True)
-class OnBothProcessors:
+class OnBothProcessors(msgspec.Struct, frozen=True):
     """All experts packed in main memory, and slots for some of them on a GPU."""
 
     layers: HybridLayers
