@@ -217,7 +217,7 @@ class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
     # Of experts from a rank to another, to its further homes, or away from these; or to a GPU's slot.
     expert_moves_total: int = 0
     experts_on_gpu: int = 0  # slots of a model that shares its experts between a GPU and the CPU
-    gpu_pairs_total: int = 0  # of token and expert, in passes that both compute: those that found the expert there
+    gpu_pairs_total: int = 0  # of token and expert that the GPU computed, in passes of both
     cpu_pairs_total: int = 0  # all others
     cpu_experts_s_total: float = 0.0  # the CPU computed those; the GPU waits after its own experts
     cpu_wait_s_total: float = 0.0  # the CPU waited for the GPU

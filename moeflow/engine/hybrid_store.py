@@ -17,7 +17,7 @@ class HybridStore:
     stall_s = 0.0  # passes never wait for a disk
 
     def __init__(self, layers: HybridLayers, config: EngineConfig, top_k: int) -> None:
-        """Fill the GPU's slots. Raises: CapacityError if the GPU has no room; ConfigError."""
+        """Fill the GPU's slots. Raises: CapacityError if the GPU lacks memory; ConfigError."""
         self.pool = HybridPool(layers, _most_rows(config.scheduler, layers.config.stream_tokens), top_k)
 
     def expect(self, request: Request) -> None:

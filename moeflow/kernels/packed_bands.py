@@ -91,14 +91,14 @@ class ExpertLayout(msgspec.Struct, frozen=True):
 
 
 def empty_like(matrices: PlainMatrices, count: int) -> PlainMatrices:
-    """Return room for so many matrices of the same kind. Raises: RuntimeError from torch."""
+    """Return memory for so many matrices of the same kind. Raises: RuntimeError from torch."""
     if isinstance(matrices, PlanarWeights):
-        values, scales = (_room(each, count) for each in (matrices.values, matrices.scales))
+        values, scales = (_memory(each, count) for each in (matrices.values, matrices.scales))
         return PlanarWeights(matrices.format, values, scales, matrices.group)
-    return _room(matrices, count)
+    return _memory(matrices, count)
 
 
-def _room(like: Tensor, count: int) -> Tensor:
+def _memory(like: Tensor, count: int) -> Tensor:
     return torch.empty((count, *like.shape[1:]), dtype=like.dtype, device=like.device)
 
 
@@ -138,7 +138,7 @@ def _plain(packed: Tensor, weight_format: WeightFormat, num_parts: int, rows: in
 
 
 def _rows_of(lines: Tensor, num_parts: int, rows: int) -> Tensor:
-    """Return the rows of each part together, without filling: [n, bands, m * 16] -> [n, num_parts * rows, m]."""
+    """Return the rows part by part, without filling: [n, bands, m * 16] -> [n, num_parts * rows, m]."""
     number = len(lines)
     banded = lines.view(number, lines.shape[1] // num_parts, num_parts, -1, BAND).permute(0, 2, 1, 4, 3)
     parts = banded.reshape(number, num_parts, lines.shape[1] // num_parts * BAND, -1)
@@ -207,7 +207,7 @@ def _nibbles_in_order(words: Tensor) -> Tensor:
 
 
 def _pairs_in_order(words: Tensor) -> Tensor:
-    """Return words of sixteen codes of two bits in order; packed, byte j has codes j, 4 + j, 8 + j and 12 + j."""
+    """Return words of sixteen codes of two bits in order. Packed, byte j has codes j, 4 + j, 8 + j and 12 + j."""
     for shift, mask in ((6, 0x00CC00CC), (12, 0x0000F0F0)):  # exchanges two bits of a code's place
         changed = (words ^ words >> shift) & mask
         words = words ^ changed ^ changed << shift

@@ -78,7 +78,7 @@ def test_all_passes_are_captured_on_one_stream_of_the_models_gpu(monkeypatch, fa
 
 
 class NotedGraph:
-    """A graph that notes what is done to it, and replays what was noted between its begin and its end."""
+    """A graph that notes all calls, and replays the notes between its begin and its end."""
 
     def __init__(self, log):
         self._log = log

@@ -30,7 +30,7 @@ def model(tmp_path_factory):
 
 
 def config_of(model, num_slots, **hybrid):
-    """Return a configuration in which torch stands in for a GPU."""
+    """Return a configuration where torch stands in for a GPU."""
     plain = resolve(Settings(model=model, dtype="float32", num_threads=1, kv_cache_bytes=2**20)).config
     shares = {"cpu_weight_format": "float32", "cpu_isa": extension.best_isa(""), "stream_tokens": 0} | hybrid
     return dataclasses.replace(
@@ -71,12 +71,12 @@ def test_a_format_without_a_way_to_the_gpu_is_refused(model):
         Engine.load(config_of(model, 2, cpu_weight_format="q5_k"))
 
 
-def test_a_gpu_without_room_is_explained(model, monkeypatch):
+def test_a_gpu_without_memory_is_explained(model, monkeypatch):
     def refuse(*_):
         raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     monkeypatch.setattr(hybrid_pool, "SlotMover", refuse)
-    with pytest.raises(CapacityError, match=r"no room for the buffers of experts: raise its limit \(--gpu-memory\)"):
+    with pytest.raises(CapacityError, match=r"no memory for the buffers of experts: raise its limit \(--gpu-memory\)"):
         Engine.load(config_of(model, 2))
 
 

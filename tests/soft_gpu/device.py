@@ -74,7 +74,7 @@ COUNTS: Final = Counts()
 class SoftGraph:
     """Work that is recorded once, and can be done again with the numbers that memory has then.
 
-    As on CUDA, what is recorded neither waits for the device nor copies to the host.
+    As on CUDA, recorded work neither waits for the device nor copies to the host.
     """
 
     current: SoftGraph | None = None

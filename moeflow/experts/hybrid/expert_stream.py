@@ -1,6 +1,6 @@
 """Long prompts: the CPU's experts of each layer stream through the GPU, a set at a time.
 
-The copy of a set goes on while the GPU computes with the previous one, across the borders of layers.
+A set is copied while the GPU computes with the previous one, across the borders of layers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NUM_BUFFERS: Final = 2
 
 
 class _Set(msgspec.Struct, frozen=True):
-    """Experts of a layer that are copied together."""
+    """Experts of a layer that are copied one after another."""
 
     layer: int
     experts: list[int]
@@ -34,7 +34,7 @@ class ExpertStream:
     """Computes the experts of passes that need nearly all of them."""
 
     def __init__(self, layers: HybridLayers, lanes: Lanes) -> None:
-        """Allocate room for the sets; some experts have no slots. Raises: RuntimeError from torch."""
+        """Allocate memory for the sets. Some experts have no slots. Raises: RuntimeError from torch."""
         self._layers, self._tables, self._lanes, self._device = layers.experts, layers.tables, lanes, layers.device
         num_bytes = layers.largest_bytes
         num_cold = layers.experts[0].packed.num_experts - layers.config.num_gpu_experts

@@ -1,4 +1,4 @@
-"""The experts of a layer on both processors, and the way in which a pass computes them."""
+"""The experts of a layer on both processors, and how a pass computes them."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from moeflow.experts.hybrid.slot_tables import NO_SLOT
 logger = logging.getLogger(__name__)
 
 _NO_ROOM: Final = (
-    "The GPU has no room for the buffers of experts: raise its limit (--gpu-memory), or take a smaller weight format"
+    "The GPU has no memory for the buffers of experts: raise its limit (--gpu-memory), or take a smaller weight format"
 )
 
 
@@ -46,7 +46,7 @@ class HybridPool:
     def __init__(self, layers: HybridLayers, num_rows: int, top_k: int) -> None:
         """Take loaded layers, and fill their slots from main memory.
 
-        `num_rows` bounds a pass, with padding. Raises: CapacityError if the GPU has no room; ConfigError.
+        `num_rows` bounds a pass, with padding. Raises: CapacityError if the GPU lacks memory; ConfigError.
         """
         self._layers, self._config, self._tables = layers, layers.config, layers.tables
         packed, self._lanes = layers.experts[0].packed, lanes_of(layers.device)

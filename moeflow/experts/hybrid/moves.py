@@ -28,7 +28,7 @@ class SlotMover:
     """Moves at most a few experts at once. The CPU computes both experts of a move until it is finished."""
 
     def __init__(self, layers: HybridLayers, lanes: Lanes) -> None:
-        """Allocate room for an expert. Raises: RuntimeError from torch."""
+        """Allocate memory for an expert. Raises: RuntimeError from torch."""
         self._layers, self._tables, self._lanes = layers.experts, layers.tables, lanes
         self._buffer = SlabBuffer(1, layers.largest_bytes, layers.device)
         self._coming: list[_Coming] = []

@@ -13,7 +13,7 @@ from moeflow.workload.routing_trace import read_routing_trace
 
 _HALF_LIFE_TOKENS: Final = 4096  # after which a choice counts half
 _FACTOR: Final = 1.25  # that an expert must be chosen more often: moves back and forth cost more than they bring
-_DEVIATIONS: Final = 3.0  # standard deviations by which the counts must differ
+_DEVIATIONS: Final = 3.0  # the least difference of counts, in standard deviations
 
 
 class Move(NamedTuple):

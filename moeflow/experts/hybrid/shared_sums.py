@@ -1,4 +1,4 @@
-"""Short passes: both processors compute a layer's experts at the same time, each those that it has."""
+"""Short passes: both processors compute their experts of a layer at the same time."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _PIECE_BYTES: Final = MIB  # of a copy: the exchange within a layer waits for on
 
 
 class SlabBuffer:
-    """Room on the GPU for some packed experts of one layer."""
+    """Memory on the GPU for some packed experts of one layer."""
 
     def __init__(self, count: int, num_bytes: int, device: torch.device) -> None:
         """Allocate it for experts of at most so many bytes. Raises: RuntimeError from torch."""

@@ -1,4 +1,4 @@
-"""Times the exchange of an empty layer between GPU and CPU, beside its floor: two copies and one look at a flag."""
+"""Times the exchange of an empty layer between GPU and CPU, beside the least time: two copies and a look at a flag."""
 
 from __future__ import annotations
 
