@@ -227,6 +227,22 @@ def test_a_start_measures_the_gpu_apart(model, tmp_path, monkeypatch, is_measure
     assert (forced.forecast is not None) == is_measured
 
 
+def test_as_many_requests_as_people_can_follow_run_at_once(model):
+    numbers = []
+    for factor in (1, 30, 100):
+        ram = L4.level(RAM)
+        peaks = tuple((dtype, peak / factor) for dtype, peak in ram.processor.peak_flops_per_s)
+        slow = dataclasses.replace(ram, processor=dataclasses.replace(ram.processor, peak_flops_per_s=peaks))
+        machine = dataclasses.replace(L4, levels=tuple(slow if it is ram else it for it in L4.levels))
+        plan = planned(model, machine=machine, device="cuda:0")
+        numbers.append(plan.config.scheduler.max_num_seqs)
+        limit_s = max(0.25, 4 / plan.forecast.decode_alone_tokens_per_s.value)
+        assert numbers[-1] == 8 or plan.forecast.time_per_token_s.value < limit_s
+        assert f"{numbers[-1]}: each then gets" in dict(plan.reasons)["max_num_seqs"]
+    assert numbers[0] == 32 > numbers[1] > numbers[2]
+    assert planned(model, device="cuda:0", max_num_seqs=50).config.scheduler.max_num_seqs == 50
+
+
 def test_learnt_popularity_is_used(model, tmp_path):
     with closing(open_checkpoint(model)) as checkpoint:
         profile, choices = routing_file(checkpoint, tmp_path), popularity_file(checkpoint, tmp_path)

@@ -95,15 +95,20 @@ def _best(model: CostModel, objective: Objective) -> tuple[int, str]:
 
 
 def _together(model: CostModel, objective: Objective) -> tuple[int, str]:
-    """Return how many requests people may send at once before each becomes too slow to read along."""
+    least = max(min(MIN_TOGETHER, largest_batch(model, objective)), 1)
+    return together(lambda number: _step_s(model, objective, number), objective, least)
+
+
+def together(step_s: Callable[[int], float], objective: Objective, least: int) -> tuple[int, str]:
+    """Return how many requests people may send at once before each becomes too slow to read along; `least` may.
+
+    `step_s` returns the seconds of a step with so many; infinity: they do not fit.
+    """
     if objective.num_sequences is not None:
         return objective.num_sequences, "as many as there are"
-    limit_s = max(STEP_S, MAX_SLOWDOWN * _step_s(model, objective, 1))
-    most = next(
-        (number for number in TOGETHER if number <= objective.most and _step_s(model, objective, number) <= limit_s),
-        max(min(MIN_TOGETHER, largest_batch(model, objective)), 1),
-    )
-    each = 1 / _step_s(model, objective, most)
+    limit_s = max(STEP_S, MAX_SLOWDOWN * step_s(1))
+    most = next((it for it in TOGETHER if it <= objective.most and step_s(it) <= limit_s), least)
+    each = 1 / step_s(most)
     return most, f"each then gets {each:.2g} tokens/s" if each else "more have no room"
 
 

@@ -15,13 +15,13 @@ from moeflow.core.offload_config import CUDA, parse_cuda_device
 from moeflow.core.plan import Forecast, Workload
 from moeflow.core.units import format_bytes
 from moeflow.kernels.weight_format import WeightFormat
-from moeflow.planner.choices.batching_choice import Batching
+from moeflow.planner.choices.batching_choice import MIN_TOGETHER, Batching, together
 from moeflow.planner.choices.device_weights import stored_formats
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.choices.weight_choice import WeightChoice, instead_of
 from moeflow.planner.costs.hybrid_costs import CHUNK_TOKENS, HybridCosts
 from moeflow.planner.costs.hybrid_sizes import HybridSizes, Passes
-from moeflow.planner.search.hybrid_search import search_hybrid
+from moeflow.planner.search.hybrid_search import hybrid_policy, search_hybrid
 from moeflow.planner.search.objective import FINE, WHY_SO_MANY, Objective
 from moeflow.planner.usage import Usage
 from moeflow.settings.settings import Settings
@@ -61,8 +61,12 @@ def hybrid_batching(
     if settings.max_num_batched_tokens is None:
         why = "a long prompt then copies its experts once"
         found = replace(found, max_num_batched_tokens=max(CHUNK_TOKENS, found.max_num_seqs), why_tokens=why)
-    if costs is None or usage.is_interactive or settings.max_num_seqs is not None:
+    if costs is None or settings.max_num_seqs is not None:
         return found
+    if usage.is_interactive:
+        objective = replace(objective, max_sequences=min(objective.most, found.max_num_seqs))
+        number, why = together(lambda it: _step_s(costs, objective, it), objective, min(MIN_TOGETHER, objective.most))
+        return replace(found, max_num_seqs=number, why_seqs=why)
     policy = search_hybrid(costs, objective, FINE)
     if policy is None:
         return found
@@ -70,6 +74,12 @@ def hybrid_batching(
     return replace(
         found, max_num_seqs=policy.batch_size, max_num_batched_tokens=tokens, why_seqs=WHY_SO_MANY[usage.goal]
     )
+
+
+def _step_s(costs: HybridCosts, objective: Objective, number: int) -> float:
+    """Return the seconds of a step with so many sequences; infinity: they do not fit."""
+    policy = hybrid_policy(costs, objective, number)
+    return float("inf") if policy is None else costs.predict(policy).decode_s
 
 
 class SharedExperts(msgspec.Struct, frozen=True):
