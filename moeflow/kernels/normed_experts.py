@@ -50,8 +50,8 @@ def normed_experts(
 ) -> tuple[Tensor, Tensor]:
     """Return a layer's result, and that normalised for the next one.
 
-    Shapes: inputs [2, T, H] from `expert_inputs`; matrices as in `fused_experts`; chosen topk_ids and topk_weights
-    [T, K + shared experts]; hidden [T, H] -> [T, H] twice.
+    Matrices are as in `fused_experts`; chosen are topk_ids and topk_weights.
+    Shapes: inputs [2, T, H] from `expert_inputs`, chosen [T, K + shared experts], hidden [T, H] -> [T, H] twice.
     """
     if len(hidden) and launching.accepts(hidden):
         return triton_normed.normed_experts(

@@ -183,9 +183,8 @@ def latent_input(
 ) -> Tensor:
     """Store latents and rotary keys where slots are not negative, and return queries of latents and rotary keys.
 
-    Launches: 1 for up to 64 tokens, else 2.
-    Shapes: q [T, H * (N + R)], kept [T, L + R], rows of both may lie apart; up [H, N + V, L]; slots [T] int64 ->
-    [T, H, L + R].
+    Launches: 1 for up to 64 tokens, else 2. Rows of q and kept may lie apart.
+    Shapes: q [T, H * (N + R)], kept [T, L + R], up [H, N + V, L], slots [T] int64 -> [T, H, L + R].
     """
     num_tokens, num_heads = len(q), heads.num_heads
     queries = torch.empty(num_tokens, num_heads, heads.key_dim, dtype=q.dtype, device=q.device)

@@ -121,8 +121,8 @@ def normalise(
 ) -> Tensor:
     """Return the norm of rows, of their sum with a residual, plus hidden states, times a factor, in one launch.
 
-    `total` receives the sum, and `normed` the next norm of the result, whose weights are `NormWeights`. Shapes: x,
-    residual, total, hidden and normed [..., H], weight and bias [H], factor [1] -> [..., H].
+    `total` receives the sum. `normed` receives the norm of the result by `next_norm`, a `NormWeights` of the same kind.
+    Shapes: x, residual, total, hidden and normed [..., H], weight and bias [H], factor [1] -> [..., H].
     """
     size = x.shape[-1]
     rows = x.view(-1, size) if x.is_contiguous() else x.reshape(-1, size)

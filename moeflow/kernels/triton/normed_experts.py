@@ -92,10 +92,10 @@ def expert_norms_kernel(
     has_scale: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Add the results of row `program_id(0)`, normalised by kind and together, to the hidden states.
+    """Add the results of row `program_id(0)` to the hidden states. Each kind's sum is normalised, then the total.
 
-    Shapes: results [T, top_k + num_shared, size], weights [T, top_k + num_shared]; hidden, out and normed [T, size];
-    chosen, shared, norm and next [size]; scale [1].
+    Shapes: results [T, top_k + num_shared, size], weights [T, top_k + num_shared].
+    Hidden, out and normed [T, size]; chosen, shared, norm and next [size]; scale [1].
     """
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)

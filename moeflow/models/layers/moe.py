@@ -130,7 +130,7 @@ class MoE:
         return total, norm(total)
 
     def _chosen(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Do as `route`, and tell of the choice."""
+        """Do as `route`, and report the choice to `on_route`."""
         topk_ids, topk_weights = self.route(hidden)
         if self.on_route is not None:
             self.on_route(topk_ids[:, : self.config.routing.top_k], hidden)
