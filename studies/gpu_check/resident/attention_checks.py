@@ -56,6 +56,7 @@ def check_attention(accuracy: Accuracy) -> None:
         _check(accuracy, "attention", spans, qwen, own)
         _check(accuracy, "attention, window and sinks", spans, gpt_oss, own, Scores(window, sinks=sinks))
         _check(accuracy, "attention, soft cap", spans, gemma, own, Scores(soft_cap=50.0))
+        _check(accuracy, "attention, gates", spans, gemma, own, has_gates=True)
         _check(accuracy, "attention, latent", spans, latent, own)
         _check(accuracy, "attention, int8", spans, qwen, "int8")
         _check(accuracy, "attention, latent, int8", spans, latent, "int8")
@@ -71,17 +72,20 @@ def _check(
     scores: Scores | None = None,
     *,
     has_trees: bool = False,
+    has_gates: bool = False,
 ) -> None:
     """Compare attention over stored K and V; all that no sequence has in its blocks is NaN for the kernel."""
     metadata, blocks = _stored(accuracy, spans, shape, kv_dtype, has_trees)
     q = accuracy.draw(sum(count for _, count in spans), shape.heads[0], shape.head_dim)
+    gates = accuracy.draw(len(q), shape.heads[0] * shape.head_dim) if has_gates else None
     clean = blocks.storage.clone()
 
     def run(widen: Widen) -> Sequence[Tensor]:
         wide = widen(q)
         if wide.dtype is torch.float64:
             blocks.storage.copy_(clean)
-        return [attend(wide, blocks, metadata, scores or Scores()).view(len(q), shape.heads[0], -1)]
+        wide_gates = None if gates is None else widen(gates)
+        return [attend(wide, blocks, metadata, scores or Scores(), wide_gates).view(len(q), shape.heads[0], -1)]
 
     _poison_rest(blocks, metadata)
     accuracy.check(name, run)

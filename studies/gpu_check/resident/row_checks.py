@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from moeflow.kernels.activation import NONLINEARITIES, ClampedSwiglu, apply_and_mul
-from moeflow.kernels.norm import NormWeights, add_norm, add_normalised, normalise
+from moeflow.kernels.linear import norm_linear
+from moeflow.kernels.norm import NormWeights, add_norm, add_normalised, add_normalised_norm, normalise
 from moeflow.kernels.rotary import inverse_frequencies, rotary_table
 from moeflow.kernels.routing import Routing
 from studies.gpu_check.resident.accuracy import Accuracy, Widen, poisoned_memory
@@ -23,6 +24,7 @@ def check_rows(accuracy: Accuracy) -> None:
         for subtracts_mean in (False, True):
             _check_norms(accuracy, size, subtracts_mean)
         _check_activations(accuracy, size)
+    _check_norm_products(accuracy)
     _check_rotary_table(accuracy)
     for num_experts, routing in _routings(accuracy):
         _check_routing(accuracy, num_experts, routing)
@@ -44,9 +46,25 @@ def _check_norms(accuracy: Accuracy, size: int, subtracts_mean: bool) -> None:
     def with_hidden(widen: Widen) -> Sequence[Tensor]:
         return [add_normalised(widen(other), widen(x), weights(widen), widen(factor))]
 
+    def with_next(widen: Widen) -> Sequence[Tensor]:
+        return add_normalised_norm(widen(other), widen(x), weights(widen), weights(widen), widen(factor))
+
     accuracy.check("norm", plain)
     accuracy.check("norm of a sum", with_residual)
     accuracy.check("norm, added", with_hidden)
+    accuracy.check("norm, added, and the next", with_next)
+
+
+def _check_norm_products(accuracy: Accuracy) -> None:
+    size, num_outputs = (64, 40) if accuracy.target.is_rehearsal else (1536, 4096)
+    norm, weight = accuracy.draw(size), accuracy.draw(num_outputs, size, scale=size**-0.5)
+    for num_rows in (1, 3) if accuracy.target.is_rehearsal else (1, 20, 64):
+        x = accuracy.draw(num_rows, size)
+
+        def run(widen: Widen, x: Tensor = x) -> Sequence[Tensor]:
+            return [norm_linear(widen(x), NormWeights(widen(norm), 1e-6), widen(weight))]
+
+        accuracy.check("norm and product", run)
 
 
 def _check_activations(accuracy: Accuracy, size: int) -> None:
@@ -82,11 +100,18 @@ def _routings(accuracy: Accuracy) -> list[tuple[int, Routing]]:
         scale=2.5,
     )
     few = [(128, Routing(8, renormalize=True)), (16, Routing(2, score="sparsemixer", jitter=0.2)), (256, groups)]
-    return [*few, (64, Routing(8)), (160, Routing(6, num_groups=8, num_chosen_groups=3, scale=16.0))]
+    gated = Routing(10, renormalize=True, num_shared=1, has_shared_gate=True)
+    return [
+        *few,
+        (512, gated),
+        (128, Routing(6, num_shared=2)),
+        (64, Routing(8)),
+        (160, Routing(6, num_groups=8, num_chosen_groups=3, scale=16.0)),
+    ]
 
 
 def _check_routing(accuracy: Accuracy, num_experts: int, routing: Routing) -> None:
     """Compare ids and weights of logits that are exact in every dtype and never equal."""
-    rows = [accuracy.permutation(num_experts) for _ in range(2)]
+    rows = [accuracy.permutation(num_experts + routing.has_shared_gate) for _ in range(2)]
     logits = ((torch.stack(rows) - num_experts // 2) / 32).to(accuracy.dtype)
     accuracy.check("routing", lambda widen: routing(widen(logits)))

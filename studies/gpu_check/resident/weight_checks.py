@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from moeflow.kernels.expert_biases import ExpertBiases
-from moeflow.kernels.experts import fused_experts
+from moeflow.kernels.experts import fused_experts, fused_experts_norm
 from moeflow.kernels.linear import linear
+from moeflow.kernels.norm import ExpertNorms, NormWeights, PostNorms
+from moeflow.kernels.normed_experts import expert_inputs, normed_experts
 from moeflow.kernels.triton.planar_weights import MadeFormat, PlanarWeights, pack
 from studies.gpu_check.resident.accuracy import Accuracy, Widen
 
@@ -40,7 +42,7 @@ def _check_experts(accuracy: Accuracy, experts: _Experts, num_tokens: int, top_k
     num_experts, hidden, _ = experts.down.shape
     x, residual = (accuracy.draw(num_tokens, hidden) for _ in range(2))
     ids = torch.stack([accuracy.permutation(num_experts)[:top_k] for _ in range(num_tokens)])
-    weights = torch.rand(num_tokens, top_k, device=x.device)
+    weights, norm = torch.rand(num_tokens, top_k, device=x.device), accuracy.draw(hidden)
 
     def plain(widen: Widen) -> Sequence[Tensor]:
         gate_up, down = widen(experts.gate_up), widen(experts.down)
@@ -51,14 +53,50 @@ def _check_experts(accuracy: Accuracy, experts: _Experts, num_tokens: int, top_k
         biases = ExpertBiases(*map(widen, experts.biases))
         return [fused_experts(widen(x), gate_up, down, ids, weights, biases=biases)]
 
+    def normed(widen: Widen) -> Sequence[Tensor]:
+        matrices = (widen(experts.gate_up), widen(experts.down))
+        return fused_experts_norm(
+            widen(x),
+            matrices,
+            ids,
+            weights,
+            function="silu",
+            biases=None,
+            residual=widen(residual),
+            norm=NormWeights(widen(norm), 1e-6),
+        )
+
+    def of_two_kinds(widen: Widen) -> Sequence[Tensor]:
+        return _normed_experts(widen, experts, (x, residual, norm), torch.sort(ids).values, weights)
+
     def quantized(widen: Widen) -> Sequence[Tensor]:
         gate_up, down = (_of_dtype(it, widen(x)) for it in experts.packed[weight_format])
         return [fused_experts(widen(x), gate_up, down, ids, weights)]
 
     accuracy.check("experts", plain)
     accuracy.check("experts, biases", biased)
+    accuracy.check("experts and norm", normed)
+    accuracy.check("experts with norms", of_two_kinds)
     for weight_format in _FORMATS:
         accuracy.check(f"experts, {weight_format}", quantized)
+
+
+def _normed_experts(
+    widen: Widen, experts: _Experts, given: tuple[Tensor, Tensor, Tensor], ids: Tensor, weights: Tensor
+) -> Sequence[Tensor]:
+    """Compute with the last expert as a shared one, which has an input and a norm of its own."""
+    x, hidden, norm = map(widen, given)
+    near_one = norm / 8 + 1
+    one = NormWeights(near_one, 1e-6)
+    norms = PostNorms(one, one, ExpertNorms(norm, 0.5, near_one, norm, one, one), near_one[:1])
+    hidden, inputs = expert_inputs(x, hidden, NormWeights(torch.ones_like(norm), 1e-6), norms)
+    last = len(experts.down) - 1
+    chosen = torch.cat([ids[:, :-1] % last, torch.full_like(ids[:, :1], last)], dim=1)
+    matrices = (widen(experts.gate_up), widen(experts.down))
+    out, normed = normed_experts(
+        inputs[:2], matrices, (chosen, weights), 1, hidden, norms, function="gelu_tanh", next_norm=one
+    )
+    return [*inputs, out, normed]
 
 
 def check_quantized(accuracy: Accuracy) -> None:
