@@ -70,9 +70,9 @@ def plan_or_refusal(name, model, work):
 
 
 def is_too_small(name, model):
-    """Whether a host has no room for the experts in 16 bits, or a device for those of two layers and all other weights.
+    """Whether a host cannot hold the experts in 16 bits, or a device two layers' experts and all other weights.
 
-    None: a host may or may not have room for two layers more.
+    None: it depends on two layers more in the host, or on the work space.
     """
     formats = Formats(matrices="bfloat16", embeddings="bfloat16", kv="bfloat16", activation_bytes=2)
     costs, where = ModelCosts(read_bare_config(shipped_models()[model]), formats), load_machine(name)
@@ -100,7 +100,8 @@ def check_runs(plan, name, model):
     if config.offload is None:
         assert (plan.pipeline, config.device, policy.is_resident) == (RESIDENT, "cuda:0", True)
         kv = limits.num_blocks * limits.block_size * costs.kv_bytes
-        assert costs.model_bytes + kv <= have[DEVICE]
+        work = DEVICE_RESERVE_BYTES + costs.activation_bytes(limits.max_num_batched_tokens)
+        assert costs.model_bytes + kv + work <= have[DEVICE]
         return
     check_offload(config, policy, costs, have, workload)
 

@@ -1,9 +1,9 @@
 """Time and memory of passes under a policy. Source: MoE-Lightning 4.2, equations 12 to 14.
 
 `IntegerPolicy` has the whole numbers and places of a policy. For each choice of them, the time of every resource and
-the bytes in every tier are linear in shares. The shares are those of weights and KV on the device, experts that the
-host computes beside a device, experts on disk, and misses of the expert cache. The same `LinearCost` serves predictions
-and searches.
+the bytes in every tier are linear in shares. The shares are those of weights, keys and values on the device, and of
+experts that a device's host computes. Without a device, they are those of experts on disk and of cache misses. The same
+`LinearCost` serves predictions and searches.
 
 Beyond the paper: prefill; a disk under RAM, behind an expert cache; tensor parallelism; kernel efficiencies; hosts
 without a device, which compute sequentially. Times use average lengths, memory the longest. A machine with a device
@@ -50,8 +50,8 @@ BLOCK_TOKENS: Final = 16  # of a KV block: a sequence's last is half empty on av
 class LinearCost(msgspec.Struct, frozen=True):
     """The sum of each term times its share; `const` counts once.
 
-    `weights` goes with r_w, `kv` with r_c, `hosted` with the host's experts beside a device, `disk` with experts on
-    disk, `misses` with those that a step reads, `streamed` with those that a prompt reads.
+    Shares on a device: `weights` r_w, `kv` r_c, `hosted` experts that its host computes. Shares without a device:
+    `disk` experts on disk, `misses` experts that a step reads, `streamed` experts that a prompt reads.
     """
 
     const: float = 0.0
@@ -610,10 +610,10 @@ def is_bound(name: str) -> bool:
 
 
 def mixed_passes(num_prompts: int, length: int, gen_len: int, most_tokens: int) -> int:
-    """Return the passes until all prompts are done, where finished ones decode beside the others.
+    """Return the passes until all prompts are done, if finished sequences decode in the same passes.
 
-    Each of the d decoding sequences takes the place of a prompt token, so d grows by (most - d) / length a pass: an
-    exponential. After the first answers end, prompts begin as fast as answers do.
+    Each of d decoding sequences takes the place of a prompt token. So d grows by (most - d) / length a pass, which is
+    an exponential. After the first answers end, prompts begin as fast as answers do.
     """
     if num_prompts * length <= most_tokens:
         return 1

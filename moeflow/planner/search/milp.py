@@ -2,8 +2,8 @@
 
 Micro-batch and number of micro-batches come from a grid, fine for small numbers, then from finer grids around the best
 so far. The places of attention, keys and values, and the tokens of a pass over prompts multiply these choices. Each
-choice has a binary variable z, and whole numbers: experts of a layer that stay on the device, experts of a layer that
-the host computes, and layers whose keys and values stay on the device. A choice that is not taken has zeros. So the
+choice has a binary variable z, and three whole numbers: experts of a layer on the device, experts of a layer that the
+host computes, and layers whose keys and values stay on the device. A choice that is not taken has zeros. So the
 programme is linear, and an engine runs each solution as it is. Source: MoE-Lightning 4.2 and appendix B.2.
 """
 
@@ -44,7 +44,7 @@ _OUT_OF_TIME: Final = 1  # scipy's code
 _FINER: Final = ((1.03, 1.5), (1.005, 1.04))  # ratio of a finer grid, and up to how far from the best so far
 _MAX_MOVES: Final = 4  # of the finer grid, after a best that lies at its edge
 MIN_PASS_TOKENS: Final = 256  # over prompts; also their step
-_PARTS: Final = (1.0, 2.0, 4.0)  # of the pass in which computing takes as long as the weights
+_PARTS: Final = (1.0, 2.0, 4.0)  # of the pass that computes for as long as weights arrive
 _FINER_PARTS: Final = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0)
 _FEWER: Final = 1.1  # ratio of a grid for less memory,
 _FAR: Final = 4.0  # and how far it reaches

@@ -12,6 +12,7 @@ from moeflow.core.units import format_bytes
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.search.objective import KEPT_SPEED, Objective, capacities, cost_per_token, grid
 
+PASS_TOKENS: Final = (512, 2048, 8192)  # each pass over prompts reads all weights
 ENOUGH_FASTER: Final = 2.0  # a pipeline's promise, for which it is preferred: on a GPU its lanes overlap far less
 
 
@@ -19,7 +20,8 @@ def search_resident(model: CostModel, objective: Objective, ratio: float) -> Pol
     """Return the best policy; `ratio` is the step between numbers of sequences. None: the device is too small."""
     most = objective.most
     numbers = [most] if objective.num_sequences is not None else grid(1, _largest(model, objective, most), ratio)
-    found = [policy for number in numbers if _fits(model, objective, policy := _policy(model, number))]
+    sizes = [(number, tokens) for number in numbers for tokens in PASS_TOKENS]
+    found = [policy for size in sizes if _fits(model, objective, policy := _policy(model, *size))]
     if not found:
         return None
     goal = "latency" if objective.goal == "latency" else "throughput"
@@ -40,7 +42,7 @@ def no_room(model: CostModel, objective: Objective) -> CapacityError:
     )
 
 
-def _policy(model: CostModel, number: int) -> Policy:
+def _policy(model: CostModel, number: int, pass_tokens: int = PASS_TOKENS[0]) -> Policy:
     return Policy(
         batch_size=number,
         micro_batch=number,
@@ -48,7 +50,7 @@ def _policy(model: CostModel, number: int) -> Policy:
         ffn_on_device=True,
         weights_on_device=1.0,
         kv_on_device=1.0,
-        chunk_tokens=model.chunk_tokens,
+        chunk_tokens=pass_tokens,
         num_devices=model.num_devices,
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from moeflow.core.errors import CapacityError
@@ -17,7 +19,7 @@ MB = 10**6
 LARGE = small_model(machine(ram=10**9, device=970 * MB, link=1e9))
 
 
-def resident(number: int) -> Policy:
+def resident(number: int, tokens: int = 512) -> Policy:
     return Policy(
         batch_size=number,
         micro_batch=number,
@@ -25,6 +27,7 @@ def resident(number: int) -> Policy:
         ffn_on_device=True,
         weights_on_device=1.0,
         kv_on_device=1.0,
+        chunk_tokens=tokens,
     )
 
 
@@ -32,7 +35,8 @@ def resident(number: int) -> Policy:
 @pytest.mark.parametrize("device", [840 * MB, 930 * MB, 935 * MB, 970 * MB])
 def test_the_best_number_of_sequences_is_found(goal, device):
     model, objective = small_model(machine(ram=10**9, device=device)), Objective(goal=goal, max_sequences=40)
-    fitting = [policy for number in range(1, 41) if fits(model, policy := resident(number), {})]
+    sizes = [(number, tokens) for number in range(1, 41) for tokens in (512, 2048, 8192)]
+    fitting = [policy for size in sizes if fits(model, policy := resident(*size), {})]
     found = search_resident(model, objective, 1.01)
     if not fitting:
         assert found is None
@@ -43,6 +47,17 @@ def test_the_best_number_of_sequences_is_found(goal, device):
     expected = enough[0].batch_size if goal == "memory" else None
     assert found.batch_size == expected or cost_per_token(model, found, cost) == best
     assert (found.weights_on_device, found.kv_on_device, found.experts_on_disk) == (1.0, 1.0, 0.0)
+
+
+def test_prompts_of_many_sequences_take_large_passes_if_they_fit():
+    """Weights are read slowly, so that a pass of 512 tokens is bound by them."""
+    found = []
+    for size in (10**9, 930 * MB):
+        where = machine(ram=10**9, device=size)
+        *others, device = where.levels
+        where = dataclasses.replace(where, levels=(*others, dataclasses.replace(device, read_bytes_per_s=1e10)))
+        found.append(search_resident(small_model(where), Objective(num_sequences=100), 2.0).chunk_tokens)
+    assert found == [8192, 2048]
 
 
 @pytest.mark.parametrize("goal", ["throughput", "latency", "memory"])
