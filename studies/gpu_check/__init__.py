@@ -27,8 +27,8 @@ step had found. `scripts/gpu-check resident` runs models that fit on the GPU, in
 
 All need torch, transformers (and with it click, rich, numpy and tokenizers) and safetensors. `resident` and `hybrid`
 need Triton, and `hybrid` the kernels for the CPU. `stand_ins.py` replaces other packages that are missing. Without a
-GPU the steps are listed. `--device softgpu` rehearses the steps of `resident` and `hybrid` in software, with tiny
-sizes.
+GPU the steps are listed. `--device softgpu` rehearses in software, with tiny sizes: the steps of `resident` and
+`hybrid`, and `tokens` and `overlap` of `pipelines`.
 """
 
 from studies import stand_ins

@@ -67,7 +67,7 @@ def run_step(options: argparse.Namespace) -> int:
     logging.getLogger("moeflow.engine.decode_graphs").addHandler(_AsFaults(findings))
     try:
         if is_rehearsal(options):
-            importlib.import_module("studies.gpu_check.rehearsal").prepare(name)
+            importlib.import_module("studies.gpu_check.rehearsal").prepare(options.group, name)
         module = importlib.import_module(f"studies.gpu_check.{options.group}.{name}")
         module.run(options, findings, *([memory] if name == PIPELINES else []))
     except Exception:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
+
+from studies.gpu_check.options import PIPELINES
+
+if TYPE_CHECKING:
+    from moeflow.core.engine_config import EngineConfig
 
 _OF_KERNELS: Final = ("kernels", "attention", "experts")
 
 
-def prepare(step: str) -> None:
+def prepare(group: str, step: str) -> None:
     """Change this process for a step. Call it before any other part of moeflow is imported."""
     if step in _OF_KERNELS:
         os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined
@@ -19,6 +24,11 @@ def prepare(step: str) -> None:
         from tests.soft_gpu import machine
 
         machine.prepare()
+    if group == PIPELINES:
+        from moeflow.engine.offload import offloaded_model
+        from tests.soft_gpu import offloading
+
+        offloaded_model.make_device = offloading.SoftDevice
 
 
 @contextmanager
@@ -43,3 +53,17 @@ def software_gpu() -> Iterator[None]:
 
     with device.soft_gpu(), kernels.soft_kernels():
         yield
+
+
+def on_software_gpu(configuration: Callable[[str], EngineConfig]) -> EngineConfig:
+    """Return a configuration of a pipeline on the GPU in software; `configuration` makes one for a device."""
+    from tests.soft_gpu import offloading
+
+    return offloading.on_soft_gpu(configuration(offloading.EMULATED))
+
+
+def software_streams() -> Any:
+    """Return what stands in for `torch.cuda` there."""
+    from tests.soft_gpu import offloading
+
+    return offloading.SoftStreams()

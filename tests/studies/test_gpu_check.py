@@ -16,7 +16,7 @@ from moeflow.planner.model_files import shipped_models
 from studies import stand_ins
 from studies.gpu_check import command, processes
 from studies.gpu_check.findings import Findings
-from studies.gpu_check.options import STEPS, parsed
+from studies.gpu_check.options import STEPS, parsed, steps_of
 from studies.gpu_check.pipelines import hollow, overlap, tokens
 from studies.gpu_check.pipelines.timed_devices import at_once, merged
 from studies.gpu_check.report import aligned
@@ -207,6 +207,17 @@ def test_other_tokens_fail_the_step(arguments, monkeypatch, capfd):
     monkeypatch.setattr(tokens, "answers", lambda config: {"0": [1, 2 if config.offload else 3]})
     assert command.main([*arguments, "--step", "tokens"]) == 1
     assert "float32 gives other tokens than the plain run" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_pipelines_are_rehearsed_in_software(tmp_path):
+    given = ["pipelines", "--device", "softgpu", "--middle", "16", "--scratch", str(tmp_path)]
+    options = parsed(given)
+    assert steps_of(options) == ["tokens", "overlap"]
+    found = processes.in_process("overlap", options, tmp_path, 300.0)
+    assert "error" not in found, found["log"]
+    assert all(0 < each["link_busy"] <= 1 for each in found["result"].values())
+    assert all(each["computing_s"] > 0 for each in found["result"].values())
 
 
 @pytest.mark.slow

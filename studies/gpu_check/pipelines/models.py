@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.planner.model_files import shipped_models
+from studies.gpu_check import rehearsal
+from studies.gpu_check.options import SOFTWARE, is_rehearsal
 from studies.hollow_model import write_hollow_mixtral
 from studies.small_families import Answers, greedy_answers, small_config
 
@@ -29,10 +33,14 @@ def pipeline_on(
     options: argparse.Namespace, folder: Path, name: str, dtype: str, micro_batch: int, share: float
 ) -> EngineConfig:
     """Return a configuration for a pipeline on the device."""
-    device = options.device.format(memory="2GiB")
-    return small_config(folder, device, dtype, pipeline=name, micro_batch=micro_batch, resident_experts=share)
+    more = {"pipeline": name, "micro_batch": micro_batch, "resident_experts": share}
+    if is_rehearsal(options):
+        return rehearsal.on_software_gpu(lambda device: small_config(folder, device, dtype, **more))
+    return small_config(folder, options.device.format(memory="2GiB"), dtype, **more)
 
 
-def answers(config: EngineConfig) -> Answers:
+def answers(config: EngineConfig, prompt_lens: Sequence[int] = PROMPT_LENS) -> Answers:
     """Return greedy tokens of a few requests that share a batch."""
-    return greedy_answers(config, PROMPT_LENS, NUM_TOKENS)
+    is_soft = config.offload is not None and config.offload.torch_device == SOFTWARE
+    with rehearsal.software_gpu() if is_soft else nullcontext():
+        return greedy_answers(config, prompt_lens, NUM_TOKENS)

@@ -6,19 +6,26 @@ import argparse
 
 from moeflow.pipeline.catalog import OFFLOADING
 from studies.gpu_check.findings import Findings
+from studies.gpu_check.options import is_rehearsal
 from studies.gpu_check.pipelines.models import HEADS, answers, pipeline_on, shaped
 from studies.gpu_check.pipelines.timed_devices import at_once, merged, timed_devices
 
+PROMPT_LENS = (5, 1, 12, 3) * 4
+MICRO_BATCH = 4  # so that passes have four of them
 MIDDLE = {"hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 4, "vocab_size": 512}
 
 
 def run(options: argparse.Namespace, findings: Findings) -> None:
-    """Return for each pipeline how long the device copied, computed, and did both at once."""
+    """Return for each pipeline how long the device copied, computed, and did both at once.
+
+    `link_busy` is the share of the time from the first copy to the end of the last one.
+    """
     widths = {name: MIDDLE[name] // options.middle for name in ("hidden_size", "intermediate_size")}
     folder = shaped(options.scratch / "middle", MIDDLE | HEADS | widths)
+    dtype, lengths = ("float32", PROMPT_LENS[:5]) if is_rehearsal(options) else ("bfloat16", PROMPT_LENS)
     for name in OFFLOADING:
         with timed_devices() as devices:
-            answers(pipeline_on(options, folder, name, "bfloat16", 16, 0.0))
+            answers(pipeline_on(options, folder, name, dtype, MICRO_BATCH, 0.0), lengths)
         (device,) = devices
         copied, computed = map(merged, device.spans())
         busy = [sum(end - start for start, end in spans) for spans in (copied, computed)]
@@ -28,5 +35,6 @@ def run(options: argparse.Namespace, findings: Findings) -> None:
             "computing_s": round(busy[1], 4),
             "both_s": round(both, 4),
             "overlap": round(both / min(busy), 3) if min(busy) else 0.0,
+            "link_busy": round(busy[0] / (copied[-1][1] - copied[0][0]), 3),
         }
         findings.note(**{name: found})

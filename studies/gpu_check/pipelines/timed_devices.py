@@ -13,6 +13,8 @@ from moeflow.core.offload_config import EmulatedDeviceConfig, OffloadConfig
 from moeflow.engine.offload import offloaded_model
 from moeflow.pipeline.devices.cuda_device import CudaDevice
 from moeflow.pipeline.devices.emulated_device import EmulatedDevice
+from studies.gpu_check import rehearsal
+from studies.gpu_check.options import SOFTWARE
 
 Spans = list[tuple[float, float]]  # seconds
 
@@ -20,39 +22,35 @@ Spans = list[tuple[float, float]]  # seconds
 class TimedCuda:
     """`torch.cuda` for a `CudaDevice`, with an event at both ends of whatever a stream does."""
 
-    def __init__(self) -> None:
+    def __init__(self, cuda: Any) -> None:
+        self._cuda = cuda
         self._names: dict[Any, str] = {}
         self._spans: dict[str, list[tuple[Any, Any]]] = {"up": [], "down": [], "compute": []}
-        self._origin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._origin = cuda.Event(enable_timing=True)
         self._origin.record()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cuda, name)
 
     def Stream(self, device: torch.device) -> Any:
         """Make one; a device's are made in this order."""
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream = self._cuda.Stream(device)
         self._names[stream] = list(self._spans)[len(self._names)]
         return stream
-
-    def Event(self, **options: Any) -> Any:
-        """Make one."""
-        return torch.cuda.Event(**options)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def stream(self, stream: Any) -> Iterator[None]:
         """Launch on a stream, between two events."""
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(stream):
+        start, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
+        with self._cuda.stream(stream):
             start.record(stream)
             yield
             end.record(stream)
         self._spans[self._names[stream]].append((start, end))
 
-    def synchronize(self, device: torch.device) -> None:
-        """Wait for everything."""
-        torch.cuda.synchronize(device)
-
     def spans(self, name: str) -> Spans:
         """Return when a stream worked."""
-        torch.cuda.synchronize()
+        self._cuda.synchronize()
         since = self._origin.elapsed_time
         return [(since(start) / 1000, since(end) / 1000) for start, end in self._spans[name]]
 
@@ -62,8 +60,12 @@ class TimedGpu(CudaDevice):
 
     def __init__(self, config: OffloadConfig) -> None:
         assert config.cuda is not None
-        self._timed = TimedCuda()
+        self._timed = TimedCuda(rehearsal.software_streams() if config.cuda.name == SOFTWARE else torch.cuda)
         super().__init__(config.cuda, self._timed)
+
+    def _record(self, tensor: torch.Tensor, stream: Any) -> None:
+        if tensor.is_cuda:
+            super()._record(tensor, stream)
 
     def spans(self) -> tuple[Spans, Spans]:
         """Return when copies to the device and computing took place."""

@@ -41,4 +41,4 @@ def in_parallel(
 def _prepare(options: argparse.Namespace) -> None:
     """Change a process before it imports moeflow."""
     if is_rehearsal(options):
-        rehearsal.prepare(options.step)
+        rehearsal.prepare(options.group, options.step)
