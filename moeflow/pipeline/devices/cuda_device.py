@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property
 from itertools import count
 from operator import itemgetter
@@ -85,16 +85,35 @@ class CudaDevice:
 
     def allocate_pinned(self, num_bytes: int) -> Tensor:
         """Return zeros [num_bytes] uint8 in page-locked main memory. Raises: CapacityError."""
-        cudart = self._cuda.cudart()
         with out_of_memory_as(
             f"{format_bytes(num_bytes)} of main memory cannot be page-locked: free main memory, or allow more of the "
             "device's (--device cuda:SIZE), so that more experts stay there"
         ):
             memory = LazyMemory(max(num_bytes, _LEAST_PINNED_BYTES)).bytes
-            with self._cuda.device(self.torch_device):  # or a context on the first GPU would be opened
-                self._cuda.check_error(cudart.cudaHostRegister(address(memory), memory.nbytes, 0))
-            weakref.finalize(memory, cudart.cudaHostUnregister, address(memory)).atexit = False
+            self._register(address(memory), memory.nbytes)
+            weakref.finalize(memory, self._cuda.cudart().cudaHostUnregister, address(memory)).atexit = False
             return torch.from_numpy(memory)[:num_bytes]
+
+    def pin(self, memory: Sequence[Tensor]) -> bool:
+        """Page-lock memory of the host where it lies, until the device is freed. Return False if that is refused."""
+        pinned: list[Tensor] = []
+        unpin = weakref.finalize(self, _unregister, self._cuda.cudart(), pinned)  # holds the memory until then
+        unpin.atexit = False
+        try:
+            for part in memory:
+                self._register(part.data_ptr(), part.nbytes)
+                pinned.append(part)
+        except RuntimeError:
+            unpin()
+            with suppress(RuntimeError):  # the first launch after a refusal repeats it
+                torch.empty(1, device=self.torch_device).zero_()
+            return False
+        return True
+
+    def _register(self, start: int, num_bytes: int) -> None:
+        """Page-lock memory. Raises: RuntimeError."""
+        with self._cuda.device(self.torch_device):  # or a context on the first GPU would be opened
+            self._cuda.check_error(self._cuda.cudart().cudaHostRegister(start, num_bytes, 0))
 
     def upload(self, target: Tensor, source: Tensor) -> None:
         """Launch a copy to the device."""
@@ -179,6 +198,11 @@ class CudaDevice:
             yield end
         end.record(stream)
         self._now.pending = {stream: (next(self._numbers), end)}
+
+
+def _unregister(cudart: Any, memory: Sequence[Tensor]) -> None:
+    for part in memory:
+        cudart.cudaHostUnregister(part.data_ptr())
 
 
 class _Now(threading.local):

@@ -46,6 +46,10 @@ class EmulatedDevice:
         """Return zeros [num_bytes] uint8 in main memory. Raises: CapacityError."""
         return _allocate(num_bytes)
 
+    def pin(self, memory: Sequence[Tensor]) -> bool:
+        """Return False: weights are staged, as where memory cannot be page-locked."""
+        return False
+
     def upload(self, target: Tensor, source: Tensor) -> None:
         """Copy to the device. Blocks: as long as the link takes."""
         with self._up.lasting(_seconds(source.nbytes, self.speeds.link)):

@@ -43,6 +43,9 @@ class OffloadDevice(Protocol):
     def allocate_pinned(self, num_bytes: int) -> Tensor:
         """Return zeros [num_bytes] uint8 on the host that the link reads at full speed. Raises: CapacityError."""
 
+    def pin(self, memory: Sequence[Tensor]) -> bool:
+        """Have the link read memory of the host at full speed, where it lies. Return False if that cannot be."""
+
     def upload(self, target: Tensor, source: Tensor) -> None:
         """Copy from pinned memory to the device. Blocks: until it has arrived, unless the device launches."""
 

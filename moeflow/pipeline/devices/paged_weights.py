@@ -2,8 +2,9 @@
 
 The streamed part of a layer is contiguous in main memory. A pass cuts it into one page per micro-batch, so that no
 small transfer waits for a whole layer. Device and staging memory hold two layers each: one half fills while the other
-is in use. The page table records the layer of each half, and the pages that have arrived. It stops a pipeline that
-overwrites pages in use, or computes with missing ones. Source: MoE-Lightning 4.1 and A.1.
+is in use. Where all weights are pinned, staging copies nothing. The page table records the layer of each half, and the
+pages that have arrived. It stops a pipeline that overwrites pages in use, or computes with missing ones.
+Source: MoE-Lightning 4.1 and A.1.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ class PagedWeights:
             buffer = device.allocate(NUM_HALVES * half_bytes, "two layers' streamed weights")
             on_device = buffer.view(NUM_HALVES, half_bytes)
         self._on_device = _Halves(on_device, "the device")
-        self._staged = _Halves(
-            device.allocate_pinned(NUM_HALVES * half_bytes).view(NUM_HALVES, half_bytes), "pinned memory"
-        )
+        self._are_pinned = device.pin([part for part in parts if len(part)])
+        staged_bytes = 0 if self._are_pinned else half_bytes
+        staged = device.allocate_pinned(NUM_HALVES * staged_bytes).view(NUM_HALVES, staged_bytes)
+        self._staged = _Halves(staged, "pinned memory")
 
     def halves(self, layer: int) -> list[Tensor]:
         """Return the two halves of device memory for a layer's part: [bytes] uint8 each."""
@@ -78,9 +80,10 @@ class PagedWeights:
         for number in self._numbers(page):
             with self._lock:
                 half = self._staged.place(layer, number, self._num_pages)
-            source = self._page(self._streamed(layer, self._parts[layer]), number)
-            self._page(self._streamed(layer, half), number).copy_(source)
-            num_bytes += source.numel()
+            if not self._are_pinned:
+                source = self._page(self._streamed(layer, self._parts[layer]), number)
+                self._page(self._streamed(layer, half), number).copy_(source)
+                num_bytes += source.numel()
             with self._lock:
                 self._staged.arrived(layer, number)
         return num_bytes
@@ -93,8 +96,9 @@ class PagedWeights:
         num_bytes = 0
         for number in self._numbers(page):
             with self._lock:
-                source = self._staged.held(layer, number)
+                staged = self._staged.held(layer, number)
                 target = self._on_device.place(layer, number, self._num_pages)
+            source = self._parts[layer] if self._are_pinned else staged
             source, target = (self._page(self._streamed(layer, half), number) for half in (source, target))
             self._device.upload(target, source)
             num_bytes += source.numel()

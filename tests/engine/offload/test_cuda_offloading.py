@@ -10,6 +10,7 @@ import torch
 from moeflow.engine.engine import Engine
 from moeflow.engine.offload import offloaded_model
 from moeflow.pipeline.catalog import OFFLOADING
+from moeflow.pipeline.devices.cuda_device import CudaDevice
 from tests.engine.offload.offloaded_runs import LENGTHS, answers, offloaded, run, sharing
 from tests.marks import thorough_unless
 from tests.pipeline.devices.fake_cuda import WatchedDevice
@@ -31,6 +32,12 @@ def device(monkeypatch):
     device = WatchedDevice()
     monkeypatch.setattr(offloaded_model, "make_device", lambda config: device)
     return device
+
+
+@pytest.fixture(params=["weights are pinned", "weights are staged"], autouse=True)
+def _pinning(request, monkeypatch):
+    if request.param == "weights are staged":
+        monkeypatch.setattr(CudaDevice, "pin", lambda *_: False)
 
 
 def overrides(model, pipeline, micro_batch=3, share=0.4):

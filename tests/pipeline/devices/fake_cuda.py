@@ -9,6 +9,7 @@ may still use. Operations of the CPU extension are not seen: take bfloat16.
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -134,7 +135,8 @@ class FakeCuda:
         self.current = threading.local()
         self.races: list[Race] = []
         self.pinned: dict[int, int] = {}  # address -> bytes that are page-locked
-        self.refusal = ""  # of the next page-locking
+        self.refusal = ""  # of page-locking
+        self.most_pinned: float = math.inf  # blocks; further ones are refused
 
     def device(self, device: torch.device) -> AbstractContextManager[None]:
         return nullcontext()
@@ -143,6 +145,8 @@ class FakeCuda:
         return SimpleNamespace(cudaHostRegister=self._register, cudaHostUnregister=self.pinned.pop)
 
     def _register(self, address: int, num_bytes: int, flags: int) -> str:
+        if len(self.pinned) >= self.most_pinned:
+            return "operation not supported (801)"
         self.pinned[address] = num_bytes
         return self.refusal
 
@@ -280,6 +284,12 @@ class WatchedDevice(CudaDevice):
         memory = super().allocate(num_bytes, purpose)
         self.cuda.watch(memory, is_on_device=True)
         return memory
+
+    def pin(self, memory: Sequence[Tensor]) -> bool:
+        is_pinned = super().pin(memory)
+        for part in memory if is_pinned else ():
+            self.cuda.watch(part, is_on_device=False)
+        return is_pinned
 
     def allocate_pinned(self, num_bytes: int) -> Tensor:
         memory = super().allocate_pinned(num_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 
@@ -190,6 +191,20 @@ def test_page_locked_memory_takes_no_more_than_is_asked_for():
     del part
     assert device.cuda.pinned == {}
     assert device.allocate_pinned(0).nbytes == 0
+
+
+def test_memory_is_page_locked_where_it_lies_or_not_at_all():
+    device, parts = WatchedDevice(), [torch.zeros(size, dtype=torch.uint8) for size in (100, 50, 70)]
+    device.cuda.most_pinned = 2
+    assert not device.pin(parts)
+    assert device.cuda.pinned == {}
+    device.cuda.most_pinned = 3
+    assert device.pin(parts)
+    assert device.cuda.pinned == {part.data_ptr(): part.nbytes for part in parts}
+    pinned = device.cuda.pinned
+    del device
+    gc.collect()
+    assert pinned == {}
 
 
 @pytest.mark.parametrize(
