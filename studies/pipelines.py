@@ -22,8 +22,7 @@ device.
         --host-share 2.06 --out docs/studies/results/pipelines.jsonl
 
 On a GPU, whose memory is capped, they come one after the other, each with buffers of its own. There bfloat16 rounds
-differently in other micro-batches: the share of equal tokens is given instead. Its "device idle" is time
-in which nothing is launched, and it is as yet untried:
+differently in other micro-batches: the share of equal tokens is given instead. Idle times are by CUDA events:
 
     python -m studies.hollow_model mixtral-8x7b FOLDER
     python -m studies.pipelines FOLDER --device cuda:16GiB --requests 512 --micro-batch 64 --out gpu.jsonl
@@ -37,7 +36,7 @@ import gc
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +67,7 @@ from moeflow.planner.choices.offload_plan import OffloadOverrides, costs_of, pla
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.resolve import resolve
 from moeflow.settings.settings import Settings
+from studies.gpu_check.pipelines.timed_devices import TimedGpu, merged, timed_devices
 from studies.harness.command import run_study
 from studies.harness.interleaved import interleaved
 from studies.harness.records import recorder
@@ -103,7 +103,8 @@ class Runner:
         self.num_resident = config.offload.num_resident_experts
         self.micro_batch = config.offload.micro_batch_tokens
         self.trace = Trace()
-        self.model = OffloadedModel(model, config, self.trace)
+        with timed_devices() if config.offload.cuda is not None else nullcontext():
+            self.model = OffloadedModel(model, config, self.trace)
         self.contexts = list(contexts)
         self._kv = kv
         self._blocks_per_request = config.scheduler.num_blocks // len(contexts)
@@ -118,17 +119,22 @@ class Runner:
         """Decode some tokens of each request, from the same place on each time."""
         late_s, charged_s = self._late_and_charged_s
         start = time.perf_counter_ns()
+        busy_s = self._busy_s(start)
         tokens = [[(7 * number) % self.model.config.vocab_size for number in range(len(self.contexts))]]
         for step in range(num_steps):
             hidden = self.model(torch.tensor(tokens[-1]), self._context(step))
             tokens.append(self.model.logits(hidden).argmax(dim=1).tolist())
         end = time.perf_counter_ns()
         late_s, charged_s = self._late_and_charged_s[0] - late_s, self._late_and_charged_s[1] - charged_s
+        seconds = (end - start) / 1e9
+        link_idle, device_idle = (
+            1 - (after - before) / seconds for before, after in zip(busy_s, self._busy_s(start), strict=True)
+        )
         return Turn(
-            seconds=(end - start) / 1e9,
+            seconds=seconds,
             tokens=tokens[1:],
-            link_idle=self._idle(HOST_TO_DEVICE, start, end),
-            device_idle=self._idle(COMPUTE, start, end),
+            link_idle=link_idle,
+            device_idle=device_idle,
             late_share=late_s / charged_s if charged_s else 0.0,
         )
 
@@ -149,10 +155,17 @@ class Runner:
         )
         return ForwardContext(torch.tensor(starts), metadata, self._kv)
 
-    def _idle(self, lane: str, start: int, end: int) -> float:
+    def _busy_s(self, start: int) -> list[float]:
+        """Return the seconds that link and device have worked; those of an emulated device since `start`."""
+        if isinstance(self.model.device, TimedGpu):
+            return [sum(end - begin for begin, end in merged(spans)) for spans in self.model.device.spans()]
+        return [self._lane_s(HOST_TO_DEVICE, start), self._lane_s(COMPUTE, start)]
+
+    def _lane_s(self, lane: str, start: int) -> float:
         spans = [span for row in self.trace.rows if row.lane == lane for span in row.spans]
-        busy = sum(span.end_ns - span.start_ns for span in spans if span.start_ns >= start and not span.is_blocked)
-        return 1 - busy / (end - start)
+        return (
+            sum(span.end_ns - span.start_ns for span in spans if span.start_ns >= start and not span.is_blocked) / 1e9
+        )
 
 
 def made_up_kv(model: CausalLM, config: EngineConfig) -> KVStorage:
