@@ -212,7 +212,7 @@ def _plan_host(request: PlanRequest, named: Machine | None, on_step: OnStep, why
         on_gpu = dataclasses.replace(request.settings, device=resolved.config.device)
         found = _plan_device(dataclasses.replace(request, settings=on_gpu), None, on_step)
         why = dict(resolved.plan.reasons)["device"]
-        if found.plan.pipeline != RESIDENT:
+        if found.plan.pipeline != RESIDENT and resolved.config.hybrid is None:
             why += f", but not beside this plan's batch: {found.plan.pipeline} moves what has no room"
         reasons = (("device", why), *found.plan.reasons)
         return dataclasses.replace(found, plan=dataclasses.replace(found.plan, reasons=reasons))

@@ -33,7 +33,8 @@ class HybridSizes:
     @cached_property
     def on_host(self) -> ModelCosts:
         """The costs of experts on the host."""
-        return replace(self.costs, formats=replace(self.costs.formats, matrices=self.host_format, layers=()))
+        formats = replace(self.costs.formats, matrices=self.host_format, layers=(), is_planar=False)
+        return replace(self.costs, formats=formats)
 
     @property
     def num_experts(self) -> int:
