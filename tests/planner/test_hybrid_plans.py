@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from contextlib import closing
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,14 @@ import pytest
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DEVICE, RAM
-from moeflow.core.plan import HYBRID, plan_from_json, plan_to_json
+from moeflow.core.plan import HYBRID, Workload, plan_from_json, plan_to_json
 from moeflow.core.units import GIB, MIB
 from moeflow.kernels.cpu import extension
+from moeflow.models.registry import read_bare_config
 from moeflow.planner import pipeline_choice, planning
 from moeflow.planner.apply_plan import apply_plan
+from moeflow.planner.choices.offload_plan import costs_of
+from moeflow.planner.costs.gpu_work_space import graph_bytes, pass_bytes
 from moeflow.planner.costs.routing_profile import RoutingProfile, save_profile
 from moeflow.planner.hardware import gpu_figures
 from moeflow.planner.hardware.gpu_figures import GpuFigures
@@ -24,9 +28,10 @@ from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.known_routing import popularity_file, routing_file
 from moeflow.planner.made_files import made_files
+from moeflow.planner.model_files import shipped_models
 from moeflow.planner.planning import PlanRequest, plan_for
 from moeflow.planner.resolve import resolve
-from moeflow.planner.usage import CONVERSATION, OFFLINE, SERVING
+from moeflow.planner.usage import CONVERSATION, OFFLINE, SERVING, Usage
 from moeflow.settings.settings import Settings
 from tests.planner.holes import write_holes
 
@@ -262,6 +267,43 @@ def test_pipelines_stay_where_they_are_asked_for(model, monkeypatch):
     monkeypatch.setattr(pipeline_choice, "gpu_figures", lambda *_: figures)
     for asked in ({"device": "cuda:4GiB"}, {"device": "cuda:0", "pipeline": "cgopipe"}):
         assert planned(model, machine=L4.without_device(), **asked).config.offload is not None
+
+
+@pytest.mark.slow  # plans
+@pytest.mark.parametrize(
+    ("name", "shape", "quantize"),
+    [
+        ("l4", "qwen3-30b-a3b", None),
+        ("t4", "qwen3-30b-a3b", "int4"),
+        ("paper-s1", "mixtral-8x7b", None),
+        ("paper-s2", "mixtral-8x7b", "int8"),
+        ("l4", "dbrx", "int4"),
+    ],
+)
+@pytest.mark.parametrize("number", [1, 16])
+def test_plans_for_described_machines_fit(name, shape, quantize, number):
+    load = Workload(prompt_len=418, gen_len=128, max_prompt_len=418)
+    usage = Usage(workload=load, goal="latency", num_sequences=number)
+    plan = plan_for(PlanRequest(settings=Settings(model=shape, quantize=quantize), usage=usage, machine=name)).plan
+    config, hybrid, machine = plan.config, plan.config.hybrid, load_machine(name)
+    assert (plan.pipeline, config.scheduler.max_num_seqs, config.experts) == (HYBRID, number, None)
+    assert plan.forecast.policy.num_gpu_experts == hybrid.num_gpu_experts
+    costs = costs_of(read_bare_config(shipped_models()[shape]), config)
+    expert_bytes, num_experts = costs.expert_bytes, costs.shape.routing.num_experts
+    slots = costs.num_moe_layers * hybrid.num_gpu_experts * expert_bytes
+    staged = hybrid.staging_bytes(num_experts, ceil(expert_bytes), ceil(expert_bytes))
+    kv = number * 35 * 16 * costs.kv_bytes  # 546 tokens in whole blocks
+    assert config.kv_cache_bytes == pytest.approx(kv, rel=0.01)
+    held = costs.model_bytes - costs.experts_bytes + slots + staged + kv
+    work = graph_bytes(costs, number) + pass_bytes(costs, num_tokens=2048, num_sampled=number)
+    room = machine.level(DEVICE).capacity_bytes - 512 * MIB
+    assert held + work <= room
+    one_more = costs.num_moe_layers * expert_bytes
+    assert held + work + 1.01 * one_more > room or hybrid.num_gpu_experts == num_experts - 1
+    assert costs.experts_bytes + 512 * MIB < plan.memory_bytes < machine.level(RAM).capacity_bytes
+    alone = plan.forecast.decode_alone_tokens_per_s.value
+    read = costs.num_moe_layers * costs.shape.routing.top_k * (1 - hybrid.num_gpu_experts / num_experts) * expert_bytes
+    assert alone < machine.level(RAM).read_bytes_per_s / read
 
 
 def test_a_plan_is_carried_out_where_there_is_room(model):
