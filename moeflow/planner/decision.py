@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 
@@ -533,7 +534,9 @@ class Decision:
             elif device == "cpu" and not self.offloads_to_torch:
                 choice = for_torch(self.checkpoint, self._fits_well)
             else:
-                of_device = device_weights.own_on_device if on_gpu and not self.is_hybrid else device_weights.for_device
+                of_device = device_weights.own_on_device if on_gpu else device_weights.for_device
+                if self.is_hybrid:
+                    of_device = partial(hybrid_choice.shared_weights, self.shape)
                 choice = of_device(self.checkpoint, has_bfloat16=self.resources.has_bfloat16)
             self.reasons.append(("weights", f"{choice.matrices}: {choice.reason}"))
         return choice.with_routers(self.checkpoint)

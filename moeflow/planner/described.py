@@ -139,7 +139,7 @@ class _Described:
     def _cost_model(self) -> CostModel:
         """Return the costs, with those of a host that computes experts if the model has any."""
         known = (self.machine, self.costs, self.usage.workload)
-        if not can_be_hybrid(self.settings, self.shape) or not are_shared(self.weights):
+        if not can_be_hybrid(self.settings, self.shape) or not are_shared(self.weights, self.shape):
             return CostModel(*known, routing=self.routing, process_bytes=PROCESS_BYTES)
         experts = host_format(self.weights, self.checkpoint)
         return HybridCosts(*known, routing=self.routing, process_bytes=PROCESS_BYTES, host_format=experts)

@@ -19,6 +19,7 @@ from moeflow.kernels.cpu import extension
 from moeflow.models.registry import read_bare_config
 from moeflow.planner import pipeline_choice, planning
 from moeflow.planner.apply_plan import apply_plan
+from moeflow.planner.choices import hybrid_choice
 from moeflow.planner.choices.offload_plan import costs_of
 from moeflow.planner.costs.gpu_work_space import graph_bytes, pass_bytes
 from moeflow.planner.costs.routing_profile import RoutingProfile, save_profile
@@ -33,6 +34,7 @@ from moeflow.planner.planning import PlanRequest, plan_for
 from moeflow.planner.resolve import resolve
 from moeflow.planner.usage import CONVERSATION, OFFLINE, SERVING, Usage
 from moeflow.settings.settings import Settings
+from tests.planner.gpt_oss_files import write_headers
 from tests.planner.holes import write_holes
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -160,6 +162,32 @@ def test_quantized_experts_have_one_format_on_both(model, quantize):
     config = planned(model, resources=with_gpu(2 * GIB), quantize=quantize, device="cuda:0").config
     assert config.weight_format == config.hybrid.cpu_weight_format == quantize
     assert config.hybrid.num_gpu_experts > 0
+
+
+@pytest.mark.parametrize("has_bfloat16", [True, False])
+def test_blocks_of_a_file_stay_on_both(tmp_path, has_bfloat16):
+    packed = write_headers(tmp_path / "packed", num_layers=24, num_experts=32)
+    here = dataclasses.replace(with_gpu(8 * GIB), has_bfloat16=has_bfloat16)
+    plan = planned(packed, resources=here, device="cuda:0")
+    config = plan.config
+    assert (plan.pipeline, config.weight_format, config.hybrid.cpu_weight_format) == (HYBRID, "mxfp4", "mxfp4")
+    assert {(it.up, it.down) for it in config.layer_formats} == {("mxfp4", "mxfp4")}
+    assert {it.q_proj for it in config.layer_formats} == {"bfloat16" if has_bfloat16 else "float16"}
+    expert_bytes = 3 * 2880 * 2880 * 4.25 / 8
+    assert plan.memory_bytes == pytest.approx(24 * 32 * expert_bytes, rel=0.12)
+    assert 0 < config.hybrid.num_gpu_experts < 32
+    described = plan_for(
+        PlanRequest(settings=Settings(model=packed, gpu_memory_bytes=8 * GIB), usage=CONVERSATION, machine="l4")
+    )
+    assert described.plan.config.hybrid.cpu_weight_format == "mxfp4"
+
+
+def test_formats_that_the_gpu_cannot_take_from_the_cpu_become_floats(tmp_path, monkeypatch):
+    packed = write_headers(tmp_path / "packed", num_layers=24, num_experts=32)
+    monkeypatch.setattr(hybrid_choice, "FORMATS", ("float32", "bfloat16"))
+    large = dataclasses.replace(with_gpu(8 * GIB), available_bytes=48 * GIB)
+    config = planned(packed, resources=large, device="cuda:0").config
+    assert (config.weight_format, config.hybrid.cpu_weight_format, config.layer_formats) == ("bfloat16", "bfloat16", ())
 
 
 def test_more_memory_of_the_gpu_is_never_slower(model):

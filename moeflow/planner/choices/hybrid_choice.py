@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,9 +14,10 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import CUDA, parse_cuda_device
 from moeflow.core.plan import Forecast, Workload
 from moeflow.core.units import format_bytes
+from moeflow.kernels.packed_bands import FORMATS
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.planner.choices.batching_choice import MIN_TOGETHER, Batching, together
-from moeflow.planner.choices.device_weights import stored_formats
+from moeflow.planner.choices.device_weights import for_device, own_on_device, stored_formats
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.choices.weight_choice import WeightChoice, instead_of
 from moeflow.planner.costs.hybrid_costs import CHUNK_TOKENS, HybridCosts
@@ -25,8 +26,6 @@ from moeflow.planner.search.hybrid_search import hybrid_policy, search_hybrid
 from moeflow.planner.search.objective import FINE, WHY_SO_MANY, Objective
 from moeflow.planner.usage import Usage
 from moeflow.settings.settings import Settings
-
-SHARED_FORMATS: Final = ("float32", "bfloat16", "float16", "int8", "int4")  # of a GPU; see `host_format`
 
 
 def can_be_hybrid(settings: Settings, shape: ModelConfig) -> bool:
@@ -37,9 +36,18 @@ def can_be_hybrid(settings: Settings, shape: ModelConfig) -> bool:
     return bool(shape.routing.num_experts) and not names_memory and asked == (None, None, None)
 
 
-def are_shared(weights: WeightChoice) -> bool:
+def are_shared(weights: WeightChoice, shape: ModelConfig) -> bool:
     """Return whether both processors have kernels for these experts."""
-    return weights.matrices in SHARED_FORMATS and not weights.layers
+    if not weights.layers:
+        return weights.matrices in (*FORMATS, "float16")  # see `host_format`
+    layers = map(weights.layers.__getitem__, shape.moe_layers)
+    return {name for it in layers for name in (it.up, it.down)} <= {*FORMATS}
+
+
+def shared_weights(shape: ModelConfig, checkpoint: Checkpoint, *, has_bfloat16: bool) -> WeightChoice:
+    """Return the checkpoint's own formats if both processors have kernels for its experts, else floats."""
+    own = own_on_device(checkpoint, has_bfloat16=has_bfloat16)
+    return own if are_shared(own, shape) else for_device(checkpoint, has_bfloat16=has_bfloat16)
 
 
 def host_format(weights: WeightChoice, checkpoint: Checkpoint | None) -> WeightFormat:

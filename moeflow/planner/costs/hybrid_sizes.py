@@ -33,7 +33,7 @@ class HybridSizes:
     @cached_property
     def on_host(self) -> ModelCosts:
         """The costs of experts on the host."""
-        formats = replace(self.costs.formats, matrices=self.host_format, layers=(), is_planar=False)
+        formats = replace(self.costs.formats, matrices=self.host_format, is_planar=False)
         return replace(self.costs, formats=formats)
 
     @property
