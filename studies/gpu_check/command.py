@@ -24,6 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(f"  {step}" for step in steps))
         return 0
     report, limits_s = Report(options), STEPS[options.group]
+    if options.scratch is not None:
+        options.scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpu-check-", dir=options.scratch) as scratch:
         for number, step in enumerate(steps):
             limit_s = limits_s.get(step, report.left_s / (len(steps) - number))

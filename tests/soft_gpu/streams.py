@@ -1,8 +1,11 @@
-"""Stands in for the streams of the GPU in software, where work is done at once."""
+"""Stands in for the streams of the GPU in software, where all work is done when it is launched."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import time
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -10,34 +13,70 @@ from moeflow.pipeline.devices.staging import Staging
 
 
 class SoftStream:
-    """A stream, or an event at its end."""
+    """A stream without a queue."""
 
-    def wait_stream(self, other: SoftStream) -> None:
-        pass
+    def wait_event(self, _: Any) -> None:
+        """Wait for an event."""
 
-    def record(self, stream: SoftStream) -> None:
-        pass
+    def wait_stream(self, _: SoftStream) -> None:
+        """Wait for another stream."""
 
     def synchronize(self) -> None:
-        pass
+        """Wait for all work."""
 
 
-class SoftCuda:
-    """What `Staging` uses of `torch.cuda`."""
+class SoftEvent:
+    """An event that has happened when it is recorded."""
 
-    def Stream(self, device: torch.device) -> SoftStream:
+    def __init__(self) -> None:
+        self._time_s = 0.0
+
+    def record(self, _: Any = None) -> None:
+        """Note the time."""
+        self._time_s = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+
+    def elapsed_time(self, later: SoftEvent) -> float:
+        """Return the milliseconds until a later event."""
+        return 1000 * (later._time_s - self._time_s)
+
+
+class SoftStreams:
+    """Stands in for `torch.cuda`."""
+
+    def Stream(self, _: torch.device) -> SoftStream:
+        """Make a stream."""
         return SoftStream()
 
-    def Event(self, *, blocking: bool) -> SoftStream:
+    def Event(self, **_: Any) -> SoftEvent:
+        """Make an event."""
+        return SoftEvent()
+
+    def current_stream(self, _: torch.device) -> SoftStream:
+        """Return a stream."""
         return SoftStream()
 
-    def current_stream(self, device: torch.device) -> SoftStream:
-        return SoftStream()
-
-    def stream(self, stream: SoftStream) -> AbstractContextManager[None]:
+    def stream(self, _: SoftStream) -> nullcontext[None]:
+        """Launch on a stream."""
         return nullcontext()
+
+    def device(self, _: torch.device) -> nullcontext[None]:
+        """Choose a device."""
+        return nullcontext()
+
+    def synchronize(self, _: torch.device | None = None) -> None:
+        """Wait for everything."""
+
+    def cudart(self) -> SimpleNamespace:
+        """Return what page-locks memory."""
+        return SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda _: 0)
+
+    def check_error(self, _: int) -> None:
+        """Raise for an error."""
 
 
 def soft_staging(device: torch.device) -> Staging:
     """Return buffers for copies to the device."""
-    return Staging(device, lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8), SoftCuda())
+    return Staging(device, lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8), SoftStreams())
