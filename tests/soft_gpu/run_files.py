@@ -16,6 +16,9 @@ from tests.soft_gpu import machine
 
 machine.prepare()
 
+from moeflow.core.engine_config import EngineConfig  # noqa: E402
+from moeflow.core.hybrid_config import HybridConfig  # noqa: E402
+from moeflow.kernels.cpu import extension  # noqa: E402
 from moeflow.planner.resolve import resolve  # noqa: E402
 from moeflow.settings.settings import Settings  # noqa: E402
 from studies.small_families import small_config  # noqa: E402
@@ -23,6 +26,7 @@ from tests.soft_gpu import device, kernels  # noqa: E402
 from tests.soft_gpu.packed_files import CASES  # noqa: E402
 from tests.soft_gpu.run_families import run  # noqa: E402
 
+DENSE: Final = ("llama q4_k_m",)
 PROMPTS: Final = [[5, 9, 70, 31, 7], [40], list(range(20, 53))]  # of a vocabulary of 80
 
 
@@ -38,9 +42,11 @@ def _compare(case: str, folder: Path) -> dict[str, Any]:
     planned = small_config(packed, device.NAME, "auto")
     exact = replace(planned, dtype="float32", kv_dtype="float32", router_format="float32")
     expected, _ = run(small_config(plain, "cpu", "float32"), PROMPTS, num_turns=1)
+    has_experts = case not in DENSE
     with device.soft_gpu(), kernels.soft_kernels():
         got, _ = run(exact, PROMPTS, num_turns=1)
         _, counts = run(planned, PROMPTS[:1], num_turns=1)
+        hybrid = run(_hybrid(exact), PROMPTS, num_turns=1)[0] if has_experts else expected
     reasons = resolve(Settings(model=str(packed), device=device.NAME)).plan.reasons
     return {
         "format": planned.weight_format,
@@ -50,9 +56,21 @@ def _compare(case: str, folder: Path) -> dict[str, Any]:
         "layers": [asdict(layer) for layer in planned.layer_formats],
         "reason": dict(reasons)["weights"],
         "is_equal": got == expected,
+        "is_hybrid_equal": hybrid == expected,
         "num_tokens": len({token for answer in got.values() for token in answer}),
         "launches": counts["launches"],
     }
+
+
+def _hybrid(config: EngineConfig) -> EngineConfig:
+    """Return a configuration with two of each layer's experts on the GPU. The longest prompt streams all others."""
+    shares = HybridConfig(
+        num_gpu_experts=2,
+        cpu_weight_format=config.weight_format,
+        cpu_isa=extension.best_isa(""),
+        stream_tokens=len(PROMPTS[-1]),
+    )
+    return replace(config, hybrid=shares, is_wide=True)  # integers meet activations of 16 bits on the CPU
 
 
 if __name__ == "__main__":
