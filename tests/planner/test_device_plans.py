@@ -48,6 +48,7 @@ CASES = thorough_unless(
     ((name, model, work) for name in machine_names() for model in MODELS for work in range(len(WORKLOADS))),
 )
 TOLERANCE = 0.05  # of the simulated seconds: what the search's linear bounds leave out
+MOVING_TOLERANCE = 0.25  # likewise, where keys and values move: the link waits for them in part
 SHARING_TOLERANCE = 0.4  # likewise, where the host computes experts: the bounds add up what overlaps in part
 
 
@@ -155,7 +156,9 @@ def check_forecast(plan, name, model):
         workload=plan.workload,
         policy=policy,
     )
-    tolerance = SHARING_TOLERANCE if policy.experts_on_host else TOLERANCE
+    tolerance = MOVING_TOLERANCE if plan.pipeline == "flexgen" else TOLERANCE
+    if policy.experts_on_host:
+        tolerance = SHARING_TOLERANCE
     assert expected.all_prompts_s.value == pytest.approx(run.prefill_s, rel=tolerance)
     assert expected.tokens_per_s.value == pytest.approx(run.tokens_per_s, rel=tolerance)
     if plan.workload.gen_len > 1:

@@ -40,6 +40,7 @@ DEVICE_COMPUTE: Final = "device"
 TO_DEVICE: Final = "link to device"
 FROM_DEVICE: Final = "link from device"
 DISK_OFFLOAD: Final = "disk"
+_WINDOWS: Final = 2  # micro-batches whose keys and values are on the device
 _BOUND: Final = "waits: "  # begins the names of bounds on seconds that are no resource's
 
 PROCESS_BYTES: Final = 512 * MIB  # Python, torch and the work space of a pass
@@ -227,9 +228,25 @@ class CostModel:
         moved = self._decode_transfers(choice)
         others = {HOST_COMPUTE: host * number, TO_DEVICE: moved.weights + moved.up, FROM_DEVICE: moved.down}
         heads = LinearCost(head_s * number)
+        chains = _chains(choice, device, host, moved)
+        if choice.attention_on_device and not choice.keeps_kv:
+            late = self._gathered_late(choice) * min((number - 1) / (_WINDOWS + 1), 1.0)
+            chains |= {name: it + late for name, it in chains.items()} | {"gathered": moved.weights + moved.up + late}
         # The head begins after the last layer, whatever that waits for.
-        bounds = {_BOUND + name: it + heads for name, it in (others | _chains(choice, device, host, moved)).items()}
+        bounds = {_BOUND + name: it + heads for name, it in (others | chains).items()}
         return {DEVICE_COMPUTE: device * number + heads} | others | bounds
+
+    def _gathered_late(self, choice: IntegerPolicy) -> LinearCost:
+        """Return the seconds that the link waits for keys and values, which a layer's weights keep from pinned memory.
+
+        One micro-batch's are on their way meanwhile.
+        """
+        if not self.machine.has(PINNED):
+            return LinearCost()
+        pinned_s = self.machine.link(RAM, PINNED).seconds(self.costs.layers_bytes, self._layer_bytes)
+        window = choice.micro_batch * self.workload.mean_context * self.costs.kv_layer_bytes
+        sent_s = self.costs.shape.num_layers * window * self._link_s(self.machine.link(RAM, DEVICE), window)
+        return LinearCost(pinned_s - sent_s, weights=-pinned_s, kv=sent_s)
 
     def prefill(self, choice: IntegerPolicy) -> Resources:
         """Return the seconds of each resource for the prompts of the whole batch. A device attends to all of them."""
@@ -592,7 +609,7 @@ def _chains(choice: IntegerPolicy, device: LinearCost, host: LinearCost, moved: 
         return {}
     if choice.attention_on_device:
         # Two micro-batches have their keys and values; the others' are behind the weights of the next layer.
-        return {"keys and values": moved.weights + device * max(number - 2, 0)}
+        return {"keys and values": moved.weights + device * max(number - _WINDOWS, 0)}
     page, activations = moved.weights * (1 / number), (moved.up + moved.down) * (1 / number)
     one = device + activations
     if not choice.shares_experts:
