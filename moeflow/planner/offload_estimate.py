@@ -14,7 +14,6 @@ from moeflow.core.plan import Estimate, Plan, Policy, TierUse, Workload
 from moeflow.pipeline.catalog import OFFLOADING
 from moeflow.planner.choices.offload_plan import costs_of
 from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES, CostModel
-from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.estimate import machine_reasons
 from moeflow.planner.forecast import MEMORY_UNCERTAINTY, forecast
 
@@ -38,8 +37,9 @@ class OffloadEstimator(msgspec.Struct, frozen=True):
     def policy(self, batch_size: int, max_tokens: int) -> Policy:
         """Return the policy that the configuration carries out for a batch."""
         assert self.config.offload is not None
-        policy = offload_policy(self.config.offload, costs_of(self.shape, self.config), batch_size)
-        return replace(policy, chunk_tokens=self.config.scheduler.max_num_batched_tokens)
+        workload = Workload(prompt_len=max(max_tokens - 1, 1), gen_len=1, max_prompt_len=max_tokens)
+        pass_tokens = self.config.scheduler.max_num_batched_tokens
+        return offload_policy(self.config.offload, self.costs(workload), batch_size, pass_tokens)
 
     def complete(self, plan: Plan) -> Plan:
         """Return a plan of the configuration with the forecast for its workload."""
@@ -73,18 +73,28 @@ class OffloadEstimator(msgspec.Struct, frozen=True):
         return used[RAM] + (used[DEVICE] - DEVICE_RESERVE_BYTES if self._is_emulated else 0)
 
 
-def offload_policy(offload: OffloadConfig, costs: ModelCosts, batch_size: int) -> Policy:
-    """Return the policy that a configuration carries out for a batch."""
-    on_device = not OFFLOADING[offload.pipeline].attends_on_host
+def offload_policy(offload: OffloadConfig, model: CostModel, batch_size: int, pass_tokens: int) -> Policy:
+    """Return the policy that a configuration carries out for a batch, in passes of so many tokens.
+
+    A host that may compute experts takes as many as are best.
+    """
+    costs, on_device = model.costs, not OFFLOADING[offload.pipeline].attends_on_host
     num_experts = max(costs.shape.routing.num_experts, 1)
     streamed = costs.experts_bytes * (1 - offload.num_resident_experts / num_experts)
     if not offload.num_resident_experts:
         streamed += costs.num_dense_layers * costs.dense_values * costs.formats.weight_bytes
-    return Policy(
+    alone = Policy(
         batch_size=batch_size,
         micro_batch=min(offload.micro_batch_tokens, batch_size),
         attention_on_device=on_device,
         ffn_on_device=True,
         weights_on_device=1 - min(streamed / costs.layers_bytes, 1.0),
         kv_on_device=offload.num_resident_kv_layers / costs.shape.num_layers if on_device else 0.0,
+        chunk_tokens=pass_tokens,
+        prompts=max(offload.micro_batch_tokens // model.workload.prompt_len, 1),
     )
+    most = num_experts - offload.num_resident_experts if OFFLOADING[offload.pipeline].make_sharing_tasks else 0
+    asked = offload.num_hosted_experts
+    numbers = range(most + 1) if asked is None else [min(asked, most)]
+    policies = [replace(alone, experts_on_host=number / num_experts) for number in numbers]
+    return min(policies, key=lambda policy: model.predict(policy).decode_s)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from itertools import product
 from typing import Final
 
@@ -49,8 +48,8 @@ def choose_pipeline(
     found: list[tuple[float, OffloadOverrides, Policy]] = []
     for candidate in _candidates(overrides, limits):
         with suppress(CapacityError):
-            policy = offload_policy(plan_offload(candidate, costs, limits), costs, limits.max_num_seqs)
-            policy = replace(policy, chunk_tokens=limits.max_num_batched_tokens)
+            offload = plan_offload(candidate, costs, limits)
+            policy = offload_policy(offload, model, limits.max_num_seqs, limits.max_num_batched_tokens)
             found.append((cost_per_token(model, policy, goal), candidate, policy))
     if not found:
         return overrides, []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 
@@ -39,8 +41,9 @@ def chosen(where, **asked):
 
 
 def seconds(where, overrides):
-    policy = offload_policy(plan_offload(overrides, COSTS, LIMITS), COSTS, LIMITS.max_num_seqs)
-    return 1 / CostModel(with_emulated_device(HERE, where), COSTS, USAGE.workload).predict(policy).tokens_per_s
+    model = CostModel(with_emulated_device(HERE, where), COSTS, USAGE.workload)
+    policy = offload_policy(plan_offload(overrides, COSTS, LIMITS), model, LIMITS.max_num_seqs, 256)
+    return 1 / model.predict(policy).tokens_per_s
 
 
 @pytest.mark.parametrize("size", [50 * MIB, 60 * MIB, 80 * MIB, 200 * MIB])
@@ -66,6 +69,24 @@ def test_no_other_choice_that_fits_is_faster(size, link):
     ((decision, text),) = why
     assert decision == "pipelines tried"
     assert "the fastest for 64 requests" in text
+
+
+@pytest.mark.parametrize("asked", [None, 0, 3])
+def test_the_host_computes_as_many_experts_as_are_best_or_asked_for(asked):
+    where = device(50 * MIB, 3e7)
+    model = CostModel(with_emulated_device(HERE, where), COSTS, USAGE.workload)
+    overrides = OffloadOverrides(device=where, pipeline="cgopipe", micro_batch_tokens=16)
+    offload = dataclasses.replace(plan_offload(overrides, COSTS, LIMITS), num_hosted_experts=asked)
+    policy = offload_policy(offload, model, 64, 256)
+    assert (policy.prompts, policy.chunk_tokens) == (1, 256)
+    number = policy.experts_on_host * SMALL.routing.num_experts
+    if asked is not None:
+        assert number == asked
+        return
+    streamed = SMALL.routing.num_experts - offload.num_resident_experts
+    others = [dataclasses.replace(policy, experts_on_host=n / SMALL.routing.num_experts) for n in range(streamed + 1)]
+    assert number > 0
+    assert model.predict(policy).decode_s == min(model.predict(other).decode_s for other in others)
 
 
 def test_choices_of_the_user_stay():
