@@ -1,8 +1,8 @@
 """Claim: where keys and values are in main memory, attending on the host takes less time than fetching them.
 
-MoE-Lightning's figure 9, for one layer of a decoding step: attention by the CPU kernels, beside the transfer of the
-same keys and values to a device, over micro-batches and contexts. The transfer gathers the blocks, then crosses the
-link: an emulated one, or a GPU's. Each figure is the median of several turns, in which both take place alternately.
+MoE-Lightning's figure 9, for one layer of a decoding step, over micro-batches and contexts: attention by the CPU
+kernels, compared with the transfer of the same keys and values to a device. The transfer gathers the blocks, then
+crosses the link: an emulated one, or a GPU's. Both take turns; each figure is a median.
 
     python -m studies.attention_places mixtral-8x7b --device emulated:2GiB,12
     python -m studies.attention_places mixtral-8x7b --device cuda:8GiB --micro-batch 256 --context 2048
@@ -46,7 +46,7 @@ TURNS = 3
 
 
 class OneLayer:
-    """Keys and values of a layer in main memory, and a device with room for two micro-batches of them."""
+    """Keys and values of a layer in main memory, and a device that holds two micro-batches of them."""
 
     def __init__(self, shape: ModelConfig, device: CudaDevice | EmulatedDevice, micro_batch: int, context: int) -> None:
         self._device, heads = device, shape.attention.heads_of(0)
@@ -117,7 +117,7 @@ def main(
     as_json: bool,
     out: Path | None,
 ) -> None:
-    """Measure attention on the host beside the transfer of its keys and values."""
+    """Measure attention on the host, and the transfer of its keys and values."""
     config, where = read_bare_config(shipped_models().get(shape) or Path(shape)), device_of(device)
     num_threads = threads or host_resources().num_cores
     if extension.is_available():

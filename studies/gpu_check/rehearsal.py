@@ -63,7 +63,7 @@ def on_software_gpu(configuration: Callable[[str], EngineConfig]) -> EngineConfi
 
 
 def software_streams() -> Any:
-    """Return what stands in for `torch.cuda` there."""
+    """Return the stand-in for `torch.cuda` there."""
     from tests.soft_gpu import offloading
 
     return offloading.SoftStreams()

@@ -1,4 +1,4 @@
-"""Attention on the host beside the transfer of its keys and values: every case is measured, bytes are those of KV."""
+"""Attention on the host and the transfer of its keys and values: every case is measured, bytes are those of KV."""
 
 from __future__ import annotations
 
