@@ -64,6 +64,6 @@ def on_software_gpu(configuration: Callable[[str], EngineConfig]) -> EngineConfi
 
 def software_streams() -> Any:
     """Return the stand-in for `torch.cuda` there."""
-    from tests.soft_gpu import offloading
+    from tests.soft_gpu import streams
 
-    return offloading.SoftStreams()
+    return streams.SoftStreams()

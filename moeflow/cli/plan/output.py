@@ -118,7 +118,8 @@ def _device_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     if policy.ffn_on_device and policy.experts_on_host:
         where, why = "device and host", f"the host computes {policy.experts_on_host:.1%} of them"
     yield whose, where, why
-    yield "tokens of a pass", str(plan.config.scheduler.max_num_batched_tokens), "at most; prompts fill a pass"
+    if plan.config.offload is not None:
+        yield "tokens a pass", str(plan.config.scheduler.max_num_batched_tokens), "at most; prompts fill a pass"
     layout = "one device" if policy.num_devices == 1 else f"{policy.num_devices} devices"
     yield "parallel layout", layout, "" if policy.num_devices == 1 else "each has a part of every layer"
 
