@@ -24,7 +24,7 @@ from moeflow.engine.compute_setup import device_of_arrays, device_of_layers, set
 from moeflow.engine.model_runner import ModelRunner, OtherProcesses, PassExperts
 from moeflow.kernels.arrays import dtype_on
 from moeflow.kernels.on_demand import on_demand
-from moeflow.kernels.weight_format import DEVICE_DTYPES, WeightFormat
+from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.importance import known_importance
 from moeflow.models.layers.allocation.expert_homes import (
     ExpertHome,
@@ -198,7 +198,6 @@ def make_allocator(
                 device,
                 routers,
                 formats=formats,
-                has_file_blocks=config.is_own_precision and config.weight_format not in DEVICE_DTYPES,
                 home=None if hybrid is None else _home_on_both(config, hybrid, memory),
                 on_route=on_route,
                 expert_capacity=capacity,

@@ -45,6 +45,7 @@ with on_demand(__name__):
 _LISTED = 3
 _CHECK_CONFIG = "Check that config.json belongs to these weights, or download the model again"
 _PIECE_BYTES = MIB  # of the file: stays in a core's cache between reading and packing
+_WHOLE = 1 << 62  # bytes of a piece that holds any tensor
 _COPIED_BYTES = 4 * MIB  # of the file, for a GPU: more would leave shared caches, less would keep Python busy
 _PIECE_ROWS = 16  # a packed matrix stores a multiple of these
 
@@ -246,7 +247,9 @@ def _piece_bytes(destination: Destination, info: TensorInfo) -> int:
         return _PIECE_BYTES
     if isinstance(destination, PlanarRows):
         return _PIECE_BYTES if destination.keeps(info.stored_as) else 0
-    if isinstance(destination, PackedUpProjection | Rearranged) or is_in_main_memory(destination):
+    if isinstance(destination, Rearranged):
+        return _WHOLE if destination.keeps(info.stored_as) else 0
+    if isinstance(destination, PackedUpProjection) or is_in_main_memory(destination):
         return 0
     return _COPIED_BYTES if len(info.shape) == 2 and info.stored_as in FLOATS else 0
 
@@ -298,17 +301,15 @@ def _take_over(
             stored = _read_rows(checkpoint, piece)
             if isinstance(destination, PackedRows):
                 destination.fill(stored.values, stored.numbers, stored.block_kind, importance.get(name))
-            elif isinstance(destination, PlanarRows):
+            elif isinstance(destination, PlanarRows | Rearranged):
                 destination.fill(stored.values, stored.numbers, stored.block_kind, copy)
             else:
                 assert isinstance(destination, torch.Tensor), "others are read whole"
                 _copy_rows(destination, stored, copy)
             return piece.num_bytes
         values = _read(checkpoint, name)
-        if isinstance(destination, PlanarRows):
+        if isinstance(destination, PlanarRows | Rearranged):
             destination.fill(values, np.arange(len(values)), copy=copy)
-        elif isinstance(destination, Rearranged):
-            destination.fill(values, copy)
         elif isinstance(destination, PackedUpProjection):
             destination.fill(values)
         elif is_in_main_memory(destination):

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.kernels.triton.planar_rows import PlanarRows
+from moeflow.kernels.triton.planar_rows import PlanarRows, empty_planar
+from moeflow.kernels.weight_format import LayerFormats
 from moeflow.models.layers.allocation.planar import PlanarAllocator
 from moeflow.models.layers.allocation.tensors import TensorAllocator
 from moeflow.models.layers.allocation.weight_formats import WeightFormats
@@ -17,6 +18,7 @@ from moeflow.models.layers.rearranged import Rearranged, cut
 from moeflow.models.layers.token_mixer import in_order
 from moeflow.models.loading import load_model
 from studies.small_families import write_small
+from tests.kernels.blocks import random_blocks, values_of
 from tests.models.test_planar_models import CPU, logits_of
 
 
@@ -58,7 +60,7 @@ def test_a_tensor_is_cut_into_parts(dim):
     source = torch.arange(24.0).view(4, 6)
     parts = [torch.full_like(it, torch.nan) for it in source.split([1, 3] if dim == 0 else [4, 2], dim)]
     places = cut(parts, dim)
-    places.fill(source)
+    places.fill(source, np.arange(len(source)))
     assert places.shape == source.shape
     assert torch.equal(torch.cat(parts, dim), source)
 
@@ -75,10 +77,9 @@ def test_a_projection_has_the_order_that_its_reader_needs(weights):
         for name, place in found.items():
             if isinstance(place, torch.Tensor):
                 place.copy_(source[name])
-            elif isinstance(place, PlanarRows):
-                place.fill(source[name], np.arange(place.num_rows))
             else:
-                place.fill(source[name])
+                assert isinstance(place, PlanarRows | Rearranged)
+                place.fill(source[name], np.arange(len(source[name])))
     x = torch.randn(3, 64)
     assert not ordered.order
     torch.testing.assert_close(ordered(x), in_order(plain(x), plain.order))
@@ -87,6 +88,45 @@ def test_a_projection_has_the_order_that_its_reader_needs(weights):
 def test_rows_are_loaded_in_another_order():
     source, found = torch.arange(12.0).view(6, 2), torch.full((4, 2), torch.nan)
     places = Rearranged([(found[1:], [range(4, 6), range(0, 1)]), (found[:1], [range(3, 4)])])
-    places.fill(source)
+    places.fill(source, np.arange(len(source)))
     assert places.shape == (6, 2)
     assert torch.equal(found, source[[3, 4, 5, 0]])
+
+
+@pytest.mark.parametrize(("kind", "weight_format"), [("MXFP4", "mxfp4"), ("Q4_0", "int8")])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_blocks_of_a_file_are_cut_between_blocks(dim, kind, weight_format):
+    """The file has rows in another order than the matrix."""
+    blocks, places = random_blocks(kind, 6, 96), np.array([4, 5, 0, 1, 2, 3])
+    sizes = ([4, 96], [2, 96]) if dim == 0 else ([6, 64], [6, 32])
+    parts = [PlanarRows(empty_planar(weight_format, (1, *size), CPU), 0, 0, size[0]) for size in sizes]
+    tensor = cut(parts, dim)
+    assert (tensor.keeps(kind), tensor.keeps("Q5_K"), tensor.shape) == (True, False, (6, 96))
+    tensor.fill(blocks, places, kind)
+    found = torch.cat([part.weights[0] for part in parts], dim)
+    assert torch.equal(found[places], values_of(kind, blocks))
+
+
+@pytest.mark.parametrize(
+    ("keys", "order", "is_rearranged"),
+    [
+        ("q4_k", [range(8, 16), range(16, 24), range(8)], True),
+        ("q6_k", [range(8, 16), range(8), range(16, 24)], True),
+        ("q6_k", [range(8, 16), range(16, 24), range(8)], False),  # keys between queries, in another format
+    ],
+)
+def test_blocks_lie_in_the_order_of_the_reader_where_formats_allow(keys, order, is_rearranged):
+    layer = LayerFormats(q_proj="q4_k", k_proj=keys, v_proj=keys, o_proj="q4_k", up="q4_k", down="q4_k")
+    formats = WeightFormats("q4_k", "float32", layers=(layer,))
+    allocator = RearrangedIntegers(torch.float32, CPU, formats=formats, layer=layer)
+    linear = Linear(allocator, 256, {"q_proj": 16, "k_proj": 8}, order=order)
+    assert linear.order == (() if is_rearranged else order)
+    exact = []
+    for name, place in linear.named_weights("p"):
+        kind = "Q6_K" if (name, keys) == ("p.k_proj.weight", "q6_k") else "Q4_K"
+        blocks = random_blocks(kind, place.shape[0], 256)
+        assert isinstance(place, PlanarRows | Rearranged)
+        place.fill(blocks, np.arange(len(blocks)), kind)
+        exact.append(values_of(kind, blocks))
+    x = torch.randn(3, 256)
+    torch.testing.assert_close(in_order(linear(x), linear.order), in_order(x @ torch.cat(exact).T, order))

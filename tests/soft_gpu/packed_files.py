@@ -77,5 +77,7 @@ CASES: Final[Mapping[str, Callable[[Path], Written]]] = {
     "llama q4_k_m": partial(_file, as_q4_k_m, family="llama"),
     "q5_k": partial(_file, partial(_uniform, "Q5_K")),
     "deepseek_v3 fp8": partial(_small, "deepseek_v3", "fp8"),
+    "qwen2_moe gptq 32": partial(_small, "qwen2_moe", "gptq 32"),
+    "qwen3_next gptq 32": partial(_small, "qwen3_next", "gptq 32"),
     "qwen3_next fp8": partial(_small, "qwen3_next", "fp8"),
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.soft_gpu.test_families import MOST_LAUNCHES, of_layers, printed_by
+from tests.soft_gpu.test_families import MOST_LAUNCHES, MOST_OF_FAMILY, of_layers, printed_by
 
 pytest.importorskip("triton", reason="Triton has no wheel for this machine")
 
@@ -23,10 +23,13 @@ CASES: dict[str, tuple[Expected, int]] = {  # what the planner chooses, and laun
     "q4_k_m": ({"format": "q4_k", "head": "q6_k"}, MOST_LAUNCHES * LAYERS + OF_A_STACK * 2),
     "llama q4_k_m": ({"format": "q4_k"}, MOST_LAUNCHES * LAYERS),
     "q5_k": ({"format": "bfloat16", "head": ""}, MOST_LAUNCHES * LAYERS),
-    "deepseek_v3 fp8": ({"format": "fp8"}, 16 * SMALL_LAYERS),
-    "qwen3_next fp8": ({"format": "fp8"}, 23 * SMALL_LAYERS),
+    "deepseek_v3 fp8": ({"format": "fp8"}, MOST_OF_FAMILY["deepseek_v3"] * SMALL_LAYERS),
+    "qwen2_moe gptq 32": ({"format": "int4-g32"}, MOST_LAUNCHES * SMALL_LAYERS),
+    "qwen3_next gptq 32": ({"format": "int4-g32"}, MOST_LAUNCHES * SMALL_LAYERS + OF_A_STACK),
+    "qwen3_next fp8": ({"format": "fp8"}, 21 * SMALL_LAYERS),
 }
-MIXED = {  # a layer's formats
+MIXED = {  # formats of the first layer
+    "qwen3_next gptq 32": {"q_proj": "int4-g32", "k_proj": "bfloat16", "up": "int4-g32"},
     "gpt_oss mxfp4": {"q_proj": "bfloat16", "o_proj": "bfloat16", "up": "mxfp4", "down": "mxfp4"},
     "gptq 32": {"q_proj": "bfloat16", "up": "int4-g32", "down": "int4-g32"},
     "q4_k_m": {"q_proj": "q4_k", "k_proj": "q4_k", "v_proj": "q6_k", "up": "q4_k", "down": "q6_k"},

@@ -44,9 +44,11 @@ class Linear:
     ) -> None:
         self.parts = dict(parts)
         self._own = own
-        self._runs = _runs_of(parts, order) if allocator.rearranges else []
-        self.order = () if self._runs else order
-        stacked = {"in order": sum(map(len, order))} if self._runs else self.parts
+        runs = _runs_of(parts, order) if allocator.rearranges else []
+        in_order = _stacked(runs, allocator)
+        self._runs = runs if in_order else []
+        self.order = () if in_order else order
+        stacked = in_order or self.parts
         out_features = sum(stacked.values())
         self.weight = allocator.stacked(stacked, in_features, own)
         self._bias = allocator.empty(out_features) if bias else None  # small: ranks have all of it
@@ -109,6 +111,15 @@ def _runs_of(parts: Mapping[str, int], order: Sequence[range]) -> list[tuple[str
         if (common := range(max(wanted.start, place.start), min(wanted.stop, place.stop)))
     ]
     return [(name, [rows for _, rows in run]) for name, run in groupby(blocks, key=itemgetter(0))]
+
+
+def _stacked(runs: Sequence[tuple[str, list[range]]], allocator: WeightAllocator) -> dict[str, int]:
+    """Return the rows of the matrices that hold parts in another order; empty: parts in several formats cannot."""
+    sizes = [sum(map(len, rows)) for _, rows in runs]
+    names = [name for name, _ in runs]
+    if len(set(names)) == len(names):
+        return dict(zip(names, sizes, strict=True))
+    return {names[0]: sum(sizes)} if allocator.has_one_format(names) else {}
 
 
 class GatheredLinear(Linear):

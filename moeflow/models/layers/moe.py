@@ -88,7 +88,7 @@ class MoE:
         self.names = names
         self._kind = expert_kind(config)
         number, networks = config.routing.num_experts, config.feed_forward
-        self.num_joined = joined = num_joined(config) if allocator.rearranges else 0
+        self.num_joined = joined = num_joined(config) if allocator.joins_shared else 0
         shape = ExpertShape(number + joined, config.hidden_size, networks.intermediate_size, self._kind)
         has_gate = joined > 0 and bool(names.shared.gate)
         self.router = allocator.router(number + has_gate, config.hidden_size, is_float32=has_float32_router)

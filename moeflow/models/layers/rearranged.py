@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from moeflow.kernels.arrays import copy_into
 from moeflow.kernels.on_demand import torch
+from moeflow.kernels.triton.planar_blocks import row_bytes
 from moeflow.kernels.triton.planar_rows import PlanarRows
+from moeflow.kernels.weight_format import BlockKind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,15 +32,29 @@ class Rearranged(msgspec.Struct, frozen=True):
         size = max(part.stop for _, parts in self.places for part in parts)
         return (size, *first.shape[1:]) if self.dim == 0 else (first.shape[0], size)
 
-    def fill(self, source: Tensor, copy: Callable[[Tensor, Tensor], None] = copy_into) -> None:
-        """Take over the numbers. Shapes: source as `shape`, in main memory.
+    def keeps(self, kind: str) -> bool:
+        """Return whether blocks of a kind can fill all places; other values come as floats."""
+        return all(isinstance(place, PlanarRows) and place.keeps(kind) for place, _ in self.places)
 
-        `copy(target, source)` brings them to the device of the places.
-        """
+    def fill(
+        self,
+        source: Tensor,
+        rows: NDArray[np.int64],
+        kind: BlockKind | None = None,
+        copy: Callable[[Tensor, Tensor], None] = copy_into,
+    ) -> None:
+        """Take over the whole tensor, whose rows `rows` numbers. Shapes and `copy` as for `PlanarRows.fill`."""
+        if not (np.diff(rows) == 1).all():
+            source = source[torch.from_numpy(rows.argsort())]
+
+        def size(count: int) -> int:
+            return count if kind is None or self.dim == 0 else row_bytes(kind, count)
+
         for place, parts in self.places:
-            taken = torch.cat([source.narrow(self.dim, part.start, len(part)) for part in parts], dim=self.dim)
+            pieces = [source.narrow(self.dim, size(part.start), size(len(part))) for part in parts]
+            taken = torch.cat(pieces, dim=self.dim)
             if isinstance(place, PlanarRows):
-                place.fill(taken, np.arange(len(taken)), copy=copy)
+                place.fill(taken, np.arange(len(taken)), kind, copy)
             else:
                 copy(place, taken)
 

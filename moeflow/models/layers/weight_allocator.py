@@ -6,7 +6,7 @@ knows by name, which a loader fills.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -80,6 +80,15 @@ class WeightAllocator:
     def rearranges(self) -> bool:
         """Whether a checkpoint's tensors are loaded in the order, and in the parts, that a pass reads."""
         return False
+
+    @property
+    def joins_shared(self) -> bool:
+        """Whether a shared expert may lie behind the others, in their format."""
+        return self.rearranges
+
+    def has_one_format(self, names: Iterable[str]) -> bool:
+        """Return whether projections have one format, so that their rows may lie in any order."""
+        return True
 
     @property
     def has_cached_experts(self) -> bool:

@@ -55,9 +55,7 @@ def held_bytes(checkpoint: Checkpoint, choice: WeightChoice) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty", noted)
         router = getattr(torch, choice.routers)
-        allocator = PlanarAllocator(
-            torch.bfloat16, torch.device("meta"), router, formats=choice.formats, has_file_blocks=True
-        )
+        allocator = PlanarAllocator(torch.bfloat16, torch.device("meta"), router, formats=choice.formats)
         find_family(checkpoint).build(read_model_config(checkpoint), allocator)
     return sum(it.nbytes for it in made)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -26,7 +26,6 @@ class PlanarAllocator(TensorAllocator):
     """Matrices of layers and the output projection in planar formats, where `formats` has one; all else in tensors."""
 
     formats: WeightFormats = field(kw_only=True)
-    has_file_blocks: bool = False  # matrices keep the blocks of the checkpoint
     layer: LayerFormats | None = None  # of the current layer; None: all layers have the same
 
     @property
@@ -36,8 +35,18 @@ class PlanarAllocator(TensorAllocator):
 
     @property
     def rearranges(self) -> bool:
-        """See `WeightAllocator`. Blocks of files, and experts on both processors, stay whole."""
-        return self.is_on_gpu and self.home is None and not self.has_file_blocks
+        """See `WeightAllocator`. Experts on both processors stay whole."""
+        return self.is_on_gpu and self.home is None
+
+    @property
+    def joins_shared(self) -> bool:
+        """See `WeightAllocator`."""
+        formats, layer = self.formats, self.layer
+        return self.rearranges and formats.of_shared(layer) == formats.of_experts(layer)
+
+    def has_one_format(self, names: Iterable[str]) -> bool:
+        """See `WeightAllocator`."""
+        return len(set(map(self._planar_format, names))) == 1
 
     def in_layer(self, layer_idx: int) -> WeightAllocator:
         """See `WeightAllocator.in_layer`."""
@@ -59,7 +68,7 @@ class PlanarAllocator(TensorAllocator):
         """See `WeightAllocator.stacked`. Neighbours in one format are one matrix."""
         weights = [
             self._matrix(weight_format, sum(parts[name] for name in names), cols)
-            for weight_format, names in groupby(parts, lambda name: self._planar_format(name))
+            for weight_format, names in groupby(parts, self._planar_format)
         ]
         return PlanarStack(weights) if len(weights) > 1 else weights[0]
 
