@@ -101,7 +101,7 @@ def test_blocks_of_a_file_are_cut_between_blocks(dim, kind, weight_format):
     sizes = ([4, 96], [2, 96]) if dim == 0 else ([6, 64], [6, 32])
     parts = [PlanarRows(empty_planar(weight_format, (1, *size), CPU), 0, 0, size[0]) for size in sizes]
     tensor = cut(parts, dim)
-    assert (tensor.keeps(kind), tensor.keeps("Q5_K"), tensor.shape) == (True, False, (6, 96))
+    assert (tensor.keeps(kind), tensor.keeps("Q3_K"), tensor.shape) == (True, False, (6, 96))
     tensor.fill(blocks, places, kind)
     found = torch.cat([part.weights[0] for part in parts], dim)
     assert torch.equal(found[places], values_of(kind, blocks))

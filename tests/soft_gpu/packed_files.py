@@ -76,6 +76,7 @@ CASES: Final[Mapping[str, Callable[[Path], Written]]] = {
     "q4_k_m": partial(_file, as_q4_k_m),
     "llama q4_k_m": partial(_file, as_q4_k_m, family="llama"),
     "q5_k": partial(_file, partial(_uniform, "Q5_K")),
+    "iq4_xs": partial(_file, partial(_uniform, "IQ4_XS")),
     "deepseek_v3 fp8": partial(_small, "deepseek_v3", "fp8"),
     "qwen2_moe gptq 32": partial(_small, "qwen2_moe", "gptq 32"),
     "qwen3_next gptq 32": partial(_small, "qwen3_next", "gptq 32"),

@@ -22,7 +22,8 @@ CASES: dict[str, tuple[Expected, int]] = {  # what the planner chooses, and laun
     "q8_0": ({"format": "int8", "head": "int8"}, MOST_LAUNCHES * LAYERS),
     "q4_k_m": ({"format": "q4_k", "head": "q6_k"}, MOST_LAUNCHES * LAYERS + OF_A_STACK * 2),
     "llama q4_k_m": ({"format": "q4_k"}, MOST_LAUNCHES * LAYERS),
-    "q5_k": ({"format": "bfloat16", "head": ""}, MOST_LAUNCHES * LAYERS),
+    "q5_k": ({"format": "q5_k", "head": "q5_k"}, MOST_LAUNCHES * LAYERS),
+    "iq4_xs": ({"format": "bfloat16", "head": ""}, MOST_LAUNCHES * LAYERS),
     "deepseek_v3 fp8": ({"format": "fp8"}, MOST_OF_FAMILY["deepseek_v3"] * SMALL_LAYERS),
     "qwen2_moe gptq 32": ({"format": "int4-g32"}, MOST_LAUNCHES * SMALL_LAYERS),
     "qwen3_next gptq 32": ({"format": "int4-g32"}, MOST_LAUNCHES * SMALL_LAYERS + OF_A_STACK),
@@ -40,7 +41,7 @@ MIXED = {  # formats of the first layer
 REASONS = {  # parts of them
     "gpt_oss mxfp4": "the file's mxfp4, no value changes; other weights are bfloat16",
     "q4_k_m": "the file's q4_k and q6_k, no value changes; other weights are bfloat16",
-    "q5_k": "no kernel of theirs reads Q5_K",
+    "iq4_xs": "no kernel of theirs reads IQ4_XS",
     "deepseek_v3 fp8": "and no GPU kernel reads float8 in blocks of 128 x 128 there",
 }
 

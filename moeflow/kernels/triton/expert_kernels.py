@@ -61,7 +61,12 @@ def group_sums(
             scales_ptr, rows, start, num_rows, size, scale_row, weight_format, group, inner, block_k, is_even
         )
         sums *= scales
-        if weight_format == "q4_k" or weight_format == "int4-zero":
+        if (
+            weight_format == "q4_k"
+            or weight_format == "q5_k"
+            or weight_format == "int4-zero"
+            or weight_format == "int8-zero"
+        ):
             sums += offsets * tl.sum(tl.reshape(x, (block_k // inner, inner)), axis=1)[None, :]
     return sums
 

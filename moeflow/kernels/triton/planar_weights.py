@@ -7,13 +7,15 @@ Rows follow each other, so a program that computes some outputs reads whole line
     int8       32     integer * scale           float16
     int4       32     (code - 8) * scale        float16
     int4-zero  any    (code - zero) * scale     a word: 16 bits of the scale, 15 of the zero point, 1 if it is bfloat16
+    int8-zero  128    (byte - zero) * scale     likewise
     mxfp4      32     e2m1(code) * scale        an exponent of 8 bits, for half the scale and twice the e2m1 number
     fp8        128    e4m3(byte) * scale        float32
     q4_k       32     code * scale - minimum    5 words for 256 columns: d, dmin in float16, scales and minima of bytes
+    q5_k       32     code * scale - minimum    likewise
     q6_k       16     (code - 32) * scale       5 words for 256 columns: d in float16, signed bytes of scales
 
-A row of q6_k has the low four bits of all columns, then words with two high bits of 16 columns each. Values equal those
-of the CPU formats (csrc/formats/).
+A row of q6_k has the low four bits of all columns, then words with two high bits of 16 columns each. In q5_k they have
+one high bit of 32 columns. Values equal those of the CPU formats (csrc/formats/).
 """
 
 from __future__ import annotations
@@ -30,15 +32,16 @@ if TYPE_CHECKING:
 GROUP: Final = 32  # columns that share a scale in most formats
 SUPERBLOCK: Final = 256  # columns that share a head of `HEAD_WORDS` words in q4_k and q6_k
 HEAD_WORDS: Final = 5
-PlanarFormat: TypeAlias = Literal["int8", "int4", "int4-zero", "mxfp4", "fp8", "q4_k", "q6_k"]
+PlanarFormat: TypeAlias = Literal["int8", "int4", "int4-zero", "int8-zero", "mxfp4", "fp8", "q4_k", "q5_k", "q6_k"]
+_OF_SUPERBLOCKS: Final = ("q4_k", "q5_k", "q6_k")
 MadeFormat: TypeAlias = Literal["int8", "int4"]  # that floats are rounded to
 
 
 class PlanarWeights(msgspec.Struct, frozen=True):
-    """A stack of matrices [N, K], K a multiple of `group`, and of 256 for q4_k and q6_k."""
+    """A stack of matrices [N, K], K a multiple of `group`, and of 256 for q4_k, q5_k and q6_k."""
 
     format: PlanarFormat
-    values: Tensor  # [slots, N, K] int8 or uint8, else [slots, N, K / 8] int32; q6_k: [slots, N, 3 K / 16]
+    values: Tensor  # [slots, N, K] int8 or uint8, else [slots, N, K / 8] int32; q5_k: 5 K / 32, q6_k: 3 K / 16
     scales: Tensor  # [slots, N, scales or words of a row]
     group: int = GROUP
 
@@ -47,7 +50,7 @@ class PlanarWeights(msgspec.Struct, frozen=True):
         """Matrices, rows and columns."""
         num_matrices, num_rows, row = self.scales.shape
         superblocks = row // HEAD_WORDS * SUPERBLOCK
-        return num_matrices, num_rows, superblocks if self.format in ("q4_k", "q6_k") else row * self.group
+        return num_matrices, num_rows, superblocks if self.format in _OF_SUPERBLOCKS else row * self.group
 
     def __len__(self) -> int:
         """Return how many matrices there are."""
@@ -64,13 +67,16 @@ class PlanarWeights(msgspec.Struct, frozen=True):
     def _integers(self, values: Tensor) -> Tensor:
         """Return values without scales: [N, K]."""
         match self.format:
-            case "int8":
+            case "int8" | "int8-zero":
                 return values
             case "fp8":
                 return values.view(torch.float8_e4m3fn)
             case "q6_k":
                 num_low = values.shape[1] * 2 // 3
                 return (_codes(values[:, :num_low], 4) | _codes(values[:, num_low:], 2) << 4) - 32
+            case "q5_k":
+                num_low = values.shape[1] * 4 // 5
+                return _codes(values[:, :num_low], 4) | _codes(values[:, num_low:], 1) << 4
             case "mxfp4":
                 codes = _codes(values, 4)
                 return small_floats((codes & 8) << 12 | (codes & 7) << 9) * 2.0**15
@@ -86,10 +92,10 @@ class PlanarWeights(msgspec.Struct, frozen=True):
                 exponents = scales.int()
                 bits = torch.where(exponents < 2, exponents + 1 << 21, exponents - 1 << 23)
                 return bits.view(torch.float32), None
-            case "int4-zero":
+            case "int4-zero" | "int8-zero":
                 found = torch.where(scales < 0, (scales << 16).view(torch.float32), small_floats(scales))
                 return found, -found * (scales >> 16 & 0x7FFF)
-            case "q4_k" | "q6_k":
+            case "q4_k" | "q5_k" | "q6_k":
                 words = scales.view(len(scales), -1, HEAD_WORDS)
                 small = words[..., 1:].contiguous()
                 if self.format == "q6_k":

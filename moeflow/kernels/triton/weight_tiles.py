@@ -50,9 +50,9 @@ def load_values(
     is_even: tl.constexpr,
 ):
     """Return weights of some rows and columns from `start` on, before their scales: [block_n, block_k] floats."""
-    if weight_format == "float" or weight_format == "int8" or weight_format == "fp8":
+    if weight_format == "float" or weight_format == "int8" or weight_format == "int8-zero" or weight_format == "fp8":
         values = load_tile(pointer, rows, start + tl.arange(0, block_k), value_row, num_rows, size, is_even)
-        if weight_format == "int8":
+        if weight_format == "int8" or weight_format == "int8-zero":
             values = values.to(tl.float32)
         elif weight_format == "fp8":  # e4m3 has four bits of an exponent that float16 raises by 8
             bits = values.to(tl.int32)
@@ -66,6 +66,10 @@ def load_values(
             places = start // 16 + tl.arange(0, block_k // 16)
             high = load_tile(pointer + size // 8, rows, places, value_row, num_rows, size // 16, is_even)
             codes |= unpack_words(high, 2, block_n, block_k) << 4
+        elif weight_format == "q5_k":
+            places = start // 32 + tl.arange(0, block_k // 32)
+            high = load_tile(pointer + size // 8, rows, places, value_row, num_rows, size // 32, is_even)
+            codes |= unpack_words(high, 1, block_n, block_k) << 4
         if weight_format == "mxfp4":  # e2m1 has two bits of an exponent that float16 raises by 14; doubled
             values = small_float(((codes & 8) << 12) | ((codes & 7) << 9)) * 32768.0
         else:
@@ -99,11 +103,13 @@ def load_scales(
     A weight is its value times the scale, plus the offset in formats that have one.
     """
     groups = start // group + tl.arange(0, block_k // inner)
-    if weight_format == "q4_k" or weight_format == "q6_k":  # a head and four words with 16 bytes for 256 columns
+    if (
+        weight_format == "q4_k" or weight_format == "q5_k" or weight_format == "q6_k"
+    ):  # a head and four words with 16 bytes for 256 columns
         first = groups // (256 // group) * 5
         step = groups % (256 // group)
         head = load_tile(pointer, rows, first, scale_row, num_rows, scale_row, is_even)
-        if weight_format == "q4_k":
+        if weight_format != "q6_k":
             small = load_tile(pointer, rows, first + 1 + step // 2, scale_row, num_rows, scale_row, is_even)
             small = small >> (step % 2 * 16)[None, :]
             scales = small_float(head) * (small & 255).to(tl.float32)
@@ -120,7 +126,9 @@ def load_scales(
             bits = tl.where(exponents < 2, (exponents + 1) << 21, (exponents - 1) << 23)
             scales = bits.to(tl.float32, bitcast=True)
             offsets = scales
-        elif weight_format == "int4-zero":  # 16 bits of a scale, 15 of a zero point, and whether the scale is bfloat16
+        elif (
+            weight_format == "int4-zero" or weight_format == "int8-zero"
+        ):  # 16 bits of a scale, 15 of a zero point, and whether the scale is bfloat16
             wide = (found << 16).to(tl.float32, bitcast=True)
             scales = tl.where(found < 0, wide, small_float(found))
             offsets = -scales * ((found >> 16) & 0x7FFF).to(tl.float32)
@@ -156,7 +164,12 @@ def load_weights(
             scales_ptr, rows, start, num_rows, size, scale_row, weight_format, group, inner, block_k, is_even
         )
         parts = tl.reshape(values, (block_n, block_k // inner, inner)) * scales[:, :, None]
-        if weight_format == "q4_k" or weight_format == "int4-zero":
+        if (
+            weight_format == "q4_k"
+            or weight_format == "q5_k"
+            or weight_format == "int4-zero"
+            or weight_format == "int8-zero"
+        ):
             parts += offsets[:, :, None]
         weights = tl.reshape(parts, (block_n, block_k))
     return weights

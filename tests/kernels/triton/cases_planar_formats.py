@@ -5,7 +5,7 @@ from tests.kernels.triton.expert_shapes import A3B, layer, products, router
 CASES = [
     *(
         case
-        for weight_format in ("int4-zero", "mxfp4", "fp8", "q4_k", "q6_k")
+        for weight_format in ("int4-g128", "int8-g128", "mxfp4", "fp8", "q4_k", "q5_k", "q6_k")
         for num_tokens, capability in ((1, 75), (16, 80), (512, 90), (4096, 90))
         for case in products(layer(A3B, num_tokens, weight_format, capability))
     ),

@@ -9,8 +9,10 @@ import torch
 
 from moeflow.kernels.norm import NormWeights
 from moeflow.kernels.triton import experts
+from moeflow.kernels.triton.planar_rows import empty_planar
 from moeflow.kernels.triton.planar_weights import PlanarWeights
 from moeflow.kernels.triton.quantized_linear import quantized_linear, wide_linear
+from moeflow.kernels.weight_format import PLANAR_BITS, WeightFormat
 from tests.kernels.triton.recorded_cases import recorded
 
 
@@ -28,32 +30,14 @@ def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def weights(weight_format: str, *shape: int) -> torch.Tensor | PlanarWeights:
-    *rows, size = shape
-    scales = empty(*rows, size // 32, dtype=torch.float16)
-    words = empty(*rows, size // 8, dtype=torch.int32)
-    heads = empty(*rows, size // 256 * 5, dtype=torch.int32)
-    match weight_format:
-        case "int8":
-            return PlanarWeights("int8", empty(*shape, dtype=torch.int8), scales)
-        case "int4":
-            return PlanarWeights("int4", words, scales)
-        case "mxfp4":
-            return PlanarWeights("mxfp4", words, empty(*rows, size // 32, dtype=torch.uint8))
-        case "int4-zero":
-            return PlanarWeights("int4-zero", words, empty(*rows, size // 128, dtype=torch.int32), 128)
-        case "fp8":
-            values = empty(*shape, dtype=torch.uint8)
-            return PlanarWeights("fp8", values, empty(*rows, size // 128, dtype=torch.float32), 128)
-        case "q4_k":
-            return PlanarWeights("q4_k", words, heads)
-        case "q6_k":
-            return PlanarWeights("q6_k", empty(*rows, size // 16 * 3, dtype=torch.int32), heads, 16)
-        case _:
-            return empty(*shape, dtype=getattr(torch, weight_format))
+def weights(weight_format: WeightFormat, *shape: int) -> torch.Tensor | PlanarWeights:
+    count, rows, columns = shape
+    if weight_format in PLANAR_BITS:
+        return empty_planar(weight_format, (count, rows, columns), torch.device("meta"))
+    return empty(*shape, dtype=getattr(torch, weight_format))
 
 
-def layer(shape: Shape, num_tokens: int, weight_format: str, capability: int) -> list:
+def layer(shape: Shape, num_tokens: int, weight_format: WeightFormat, capability: int) -> list:
     num_experts, top_k, hidden, width = shape
     dtype = torch.float32 if weight_format == "float32" else torch.bfloat16 if capability >= 80 else torch.float16
     gate_up = weights(weight_format, num_experts, 2 * width, hidden)
@@ -78,7 +62,7 @@ def normed_sum(hidden: int, top_k: int, capability: int) -> list:
     return [case for case in recorded(f"norm of {hidden}", call, capability) if "sum_kernel" in case.name]
 
 
-def matrix(shape: Shape, num_tokens: int, weight_format: str, capability: int) -> list:
+def matrix(shape: Shape, num_tokens: int, weight_format: WeightFormat, capability: int) -> list:
     dtype = torch.bfloat16 if capability >= 80 else torch.float16
     weight = weights(weight_format, 1, shape.hidden, 2 * shape.hidden)
     x, residual = (empty(num_tokens, size, dtype=dtype) for size in (2 * shape.hidden, shape.hidden))

@@ -10,7 +10,10 @@ from moeflow.kernels.triton.planar_weights import MadeFormat, pack
 from moeflow.kernels.weight_format import BlockKind
 from tests.kernels.blocks import random_blocks, values_of
 
-KINDS: tuple[BlockKind, ...] = ("Q8_0", "Q4_0", "MXFP4", "F8_E4M3", "INT4_G128", "INT4_G64", "INT4_G32", "Q4_K", "Q6_K")
+KINDS: tuple[BlockKind, ...] = (
+    *("Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "MXFP4", "F8_E4M3"),
+    *("INT4_G128", "INT4_G64", "INT4_G32", "INT8_G128", "Q4_K", "Q5_K", "Q6_K"),
+)
 
 
 def matrices() -> torch.Tensor:

@@ -29,10 +29,21 @@ QUANTIZATIONS = {
     "auto-round": "int4-g128",
     "int4": "int4-g128",
     "int4 asymmetric": "int4-g32",
-    "int8": "bfloat16",
+    "int8": "int8-g128",
+    "gptq 8": "int8-g128",
     "nvfp4": "bfloat16",
 }
-KINDS = {"Q4_0": "int4", "Q8_0": "int8", "Q4_K": "q4_k", "Q6_K": "q6_k", "MXFP4": "mxfp4", "Q5_K": "bfloat16"}
+KINDS = {
+    "Q4_0": "int4",
+    "Q5_0": "q5_0",
+    "Q8_0": "int8",
+    "IQ4_NL": "iq4_nl",
+    "Q4_K": "q4_k",
+    "Q5_K": "q5_k",
+    "Q6_K": "q6_k",
+    "MXFP4": "mxfp4",
+    "IQ4_XS": "bfloat16",
+}
 
 
 def chosen_for(checkpoint: Checkpoint) -> WeightChoice:
@@ -82,7 +93,7 @@ def test_files_of_one_kind(kind: str, tmp_path: Path) -> None:
 
 def test_each_matrix_of_a_file_keeps_its_own_kind(tmp_path: Path) -> None:
     def kind_of(name: str) -> str:
-        return "Q5_K" if "attn_output" in name else as_q4_k_m(name)
+        return "Q3_K" if "attn_output" in name else as_q4_k_m(name)
 
     with closing(open_checkpoint(write_block_model(tmp_path / "model.gguf", "qwen3moe", kind_of))) as checkpoint:
         choice = chosen_for(checkpoint)
@@ -97,5 +108,5 @@ def test_each_matrix_of_a_file_keeps_its_own_kind(tmp_path: Path) -> None:
     )
     assert (second.v_proj, second.o_proj, second.down) == ("q4_k", "bfloat16", "q4_k")
     assert choice.reason == (
-        "the file's q4_k and q6_k, no value changes; other weights are bfloat16, and no GPU kernel reads Q5_K there"
+        "the file's q4_k and q6_k, no value changes; other weights are bfloat16, and no GPU kernel reads Q3_K there"
     )
