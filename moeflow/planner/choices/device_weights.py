@@ -38,9 +38,11 @@ def own_on_device(checkpoint: Checkpoint, *, has_bfloat16: bool) -> WeightChoice
     )
     parts = list(_parts(checkpoint, names_apart(checkpoint), chosen))
     kept = sorted({it for it, _ in parts if it in PLANAR_BITS})
-    if not kept:
-        return for_device(checkpoint, has_bfloat16=has_bfloat16)
     unpacked = sorted({kind for it, kinds in parts if it not in PLANAR_BITS for kind in kinds - {*FLOATS}})
+    if not kept:
+        alike = for_device(checkpoint, has_bfloat16=has_bfloat16)
+        more = f", and no kernel of theirs reads {' and '.join(unpacked)}" if unpacked else ""
+        return replace(alike, reason=alike.reason + more)
     reason = f"the file's {' and '.join(kept)}, no value changes; other weights are {floats}"
     if unpacked:
         reason += f", and no GPU kernel reads {' and '.join(unpacked)} there"
@@ -76,11 +78,7 @@ def for_device(checkpoint: Checkpoint, *, has_bfloat16: bool) -> WeightChoice:
     for name in DEVICE_DTYPES:
         if stored_as <= {name} and (name != "bfloat16" or has_bfloat16):
             return WeightChoice(name, name, "the checkpoint's precision")
-    half = in_half(has_bfloat16=has_bfloat16)
-    packed = sorted(stored_as - {*FLOATS})
-    if not packed:
-        return half
-    return replace(half, reason=f"{half.reason}, and no kernel of theirs reads {' and '.join(packed)}")
+    return in_half(has_bfloat16=has_bfloat16)
 
 
 def stored_formats(checkpoint: Checkpoint) -> set[str]:
