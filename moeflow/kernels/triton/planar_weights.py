@@ -33,7 +33,7 @@ GROUP: Final = 32  # columns that share a scale in most formats
 SUPERBLOCK: Final = 256  # columns that share a head of `HEAD_WORDS` words in q4_k and q6_k
 HEAD_WORDS: Final = 5
 PlanarFormat: TypeAlias = Literal["int8", "int4", "int4-zero", "int8-zero", "mxfp4", "fp8", "q4_k", "q5_k", "q6_k"]
-_OF_SUPERBLOCKS: Final = ("q4_k", "q5_k", "q6_k")
+SUPERBLOCK_FORMATS: Final = ("q4_k", "q5_k", "q6_k")
 MadeFormat: TypeAlias = Literal["int8", "int4"]  # that floats are rounded to
 
 
@@ -50,7 +50,7 @@ class PlanarWeights(msgspec.Struct, frozen=True):
         """Matrices, rows and columns."""
         num_matrices, num_rows, row = self.scales.shape
         superblocks = row // HEAD_WORDS * SUPERBLOCK
-        return num_matrices, num_rows, superblocks if self.format in _OF_SUPERBLOCKS else row * self.group
+        return num_matrices, num_rows, superblocks if self.format in SUPERBLOCK_FORMATS else row * self.group
 
     def __len__(self) -> int:
         """Return how many matrices there are."""

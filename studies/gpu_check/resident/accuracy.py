@@ -41,6 +41,10 @@ class Accuracy:
         x = torch.randn(shape, generator=self._random, device=self.target.device)
         return x.mul_(scale).to(self.dtype)
 
+    def bytes(self, *shape: int) -> Tensor:
+        """Return random bytes: uint8."""
+        return torch.randint(0, 256, shape, generator=self._random, dtype=torch.uint8, device=self.target.device)
+
     def permutation(self, size: int) -> Tensor:
         """Return the numbers below a size in random order."""
         return torch.randperm(size, generator=self._random, device=self.target.device)

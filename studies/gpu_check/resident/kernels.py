@@ -16,7 +16,7 @@ from studies.gpu_check.resident.recurrent_checks import check_recurrences
 from studies.gpu_check.resident.row_checks import check_rows
 from studies.gpu_check.resident.sampling_checks import check_sampling
 from studies.gpu_check.resident.target import Target
-from studies.gpu_check.resident.weight_checks import check_experts, check_quantized
+from studies.gpu_check.resident.weight_checks import check_blocks, check_experts, check_quantized
 
 _CHECKS = {
     check.__name__: check
@@ -26,6 +26,7 @@ _CHECKS = {
         check_attention_inputs,
         check_rows,
         check_quantized,
+        check_blocks,
         check_latent_attention,
         check_recurrences,
         check_sampling,

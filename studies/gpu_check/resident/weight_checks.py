@@ -1,9 +1,9 @@
-"""Checks of kernels that read weights: experts in each of their forms, and products with integers."""
+"""Checks of kernels that read weights: experts in each of their forms, and products with planar matrices."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,10 +13,14 @@ from moeflow.kernels.experts import fused_experts, fused_experts_norm
 from moeflow.kernels.linear import linear
 from moeflow.kernels.norm import ExpertNorms, NormWeights, PostNorms
 from moeflow.kernels.normed_experts import expert_inputs, normed_experts
-from moeflow.kernels.triton.planar_weights import MadeFormat, PlanarWeights, pack
+from moeflow.kernels.triton.planar_rows import empty_planar
+from moeflow.kernels.triton.planar_weights import HEAD_WORDS, SUPERBLOCK_FORMATS, MadeFormat, PlanarWeights, pack
+from moeflow.kernels.weight_format import WeightFormat
 from studies.gpu_check.resident.accuracy import Accuracy, Widen
 
 _FORMATS: tuple[MadeFormat, ...] = ("int8", "int4")
+_OF_FILES: tuple[WeightFormat, ...] = ("mxfp4", "fp8", "int4-g128", "int8-g128", "q4_k", "q5_k", "q6_k")
+_SCALE: Final = 2.0**-8  # of values in blocks
 
 
 class _Experts(NamedTuple):
@@ -106,6 +110,41 @@ def check_quantized(accuracy: Accuracy) -> None:
         weight = pack(accuracy.draw(1, num_rows, num_columns, scale=num_columns**-0.5), weight_format)
         for num_tokens in (1, 5) if accuracy.target.is_rehearsal else (1, 3, 16, 100):
             _check_product(accuracy, f"product, {weight_format}", weight, num_tokens)
+
+
+def check_blocks(accuracy: Accuracy) -> None:
+    """Compare products with random blocks of files."""
+    num_rows, num_columns = (40, 256) if accuracy.target.is_rehearsal else (5120, 2048)
+    for weight_format in _OF_FILES:
+        weight = empty_planar(weight_format, (1, num_rows, num_columns), accuracy.target.device)
+        _fill_values(accuracy, weight)
+        _fill_scales(accuracy, weight)
+        for num_tokens in (1, 5) if accuracy.target.is_rehearsal else (1, 16):
+            _check_product(accuracy, f"product, {weight_format}", weight, num_tokens)
+
+
+def _fill_values(accuracy: Accuracy, weight: PlanarWeights) -> None:
+    """Draw all bits, except that no 8-bit float is NaN."""
+    shape = (*weight.values.shape[:-1], weight.values.shape[-1] * weight.values.element_size())
+    values = accuracy.bytes(*shape)
+    weight.values.view(torch.uint8).copy_(values & 0xF7 if weight.format == "fp8" else values)
+
+
+def _fill_scales(accuracy: Accuracy, weight: PlanarWeights) -> None:
+    """Draw small scales, and all minima and zero points."""
+    scales = weight.scales
+    if scales.dtype == torch.float32:
+        scales.fill_(_SCALE).mul_(accuracy.bytes(*scales.shape).float())
+    elif scales.dtype == torch.uint8:  # exponents
+        scales.copy_(accuracy.bytes(*scales.shape) % 8 + 117)
+    else:
+        head = int(torch.tensor([_SCALE], dtype=torch.float16).view(torch.int16).item())
+        drawn = accuracy.bytes(*scales.shape, 4).view(torch.int32).squeeze(-1)
+        if weight.format in SUPERBLOCK_FORMATS:
+            drawn[..., ::HEAD_WORDS] = head << 16 | head
+        else:
+            drawn = (drawn & 0x7F) << 16 | head
+        scales.copy_(drawn)
 
 
 def _check_product(accuracy: Accuracy, name: str, weight: PlanarWeights, num_tokens: int) -> None:
