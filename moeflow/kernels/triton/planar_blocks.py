@@ -77,15 +77,15 @@ def from_blocks(blocks: Tensor, kind: BlockKind) -> PlanarWeights:
         case "IQ4_NL":
             values, scales = _levels(_halves(rest).flatten(2)), head.contiguous().view(torch.float16)
         case "Q4_0":
-            values, scales = words_of(_halves(rest).flatten(2).int(), 4), head.contiguous().view(torch.float16)
+            values, scales = words_of(_halves(rest).flatten(2), 4), head.contiguous().view(torch.float16)
         case "MXFP4":
-            values, scales = words_of(_halves(rest).flatten(2).int(), 4), head.contiguous()
+            values, scales = words_of(_halves(rest).flatten(2), 4), head.contiguous()
         case "F8_E4M3":
             values, scales = rest.flatten(2), head.contiguous().view(torch.float32)
         case "INT8_G128":
             values, scales = rest.flatten(2), head.contiguous().view(torch.int32)
         case _:
-            values, scales = words_of(rest.flatten(2).int(), 4), head.contiguous().view(torch.int32)
+            values, scales = words_of(rest.flatten(2), 4), head.contiguous().view(torch.int32)
     return PlanarWeights(weight_format, values, scales.flatten(2), group)
 
 
@@ -105,13 +105,13 @@ def _levels(codes: Tensor) -> Tensor:
 
 def _q4_k(head: Tensor, rest: Tensor) -> PlanarWeights:
     """32 bytes have two stretches of 32 codes."""
-    return PlanarWeights("q4_k", words_of(_stretches(rest[..., 12:]).int(), 4), _scales_of_k(head, rest))
+    return PlanarWeights("q4_k", words_of(_stretches(rest[..., 12:]), 4), _scales_of_k(head, rest))
 
 
 def _q5_k(head: Tensor, rest: Tensor) -> PlanarWeights:
     """32 bytes before those have the high bits, a stretch in each bit."""
     high = torch.stack([rest[..., 12:44] >> shift & 1 for shift in range(8)], dim=-2).flatten(2)
-    words = [words_of(codes.int(), bits) for codes, bits in ((_stretches(rest[..., 44:]), 4), (high, 1))]
+    words = [words_of(codes, bits) for codes, bits in ((_stretches(rest[..., 44:]), 4), (high, 1))]
     return PlanarWeights("q5_k", torch.cat(words, dim=-1), _scales_of_k(head, rest))
 
 
@@ -135,7 +135,7 @@ def _q6_k(low: Tensor, rest: Tensor) -> PlanarWeights:
     low_codes = torch.stack([lows & 15, lows >> 4], dim=-3)
     pairs = high.view(*high.shape[:-1], 2, 32)
     high_codes = torch.stack([pairs >> shift & 3 for shift in range(0, 8, 2)], dim=-2)
-    words = [words_of(codes.flatten(2).int(), bits) for codes, bits in ((low_codes, 4), (high_codes, 2))]
+    words = [words_of(codes.flatten(2), bits) for codes, bits in ((low_codes, 4), (high_codes, 2))]
     return PlanarWeights("q6_k", torch.cat(words, dim=-1), _heads(torch.cat([head, head * 0], dim=-1), small), 16)
 
 

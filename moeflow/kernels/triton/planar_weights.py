@@ -142,7 +142,7 @@ def _int4(groups: Tensor) -> tuple[Tensor, Tensor]:
     """Make -8 of the value with the largest magnitude, as GGUF's Q4_0 does."""
     largest = groups.gather(-1, groups.abs().argmax(dim=-1, keepdim=True))
     scales = largest / -8
-    return (groups * _inverse(scales) + 8.5).clamp(0, 15).to(torch.int32), scales
+    return (groups * _inverse(scales) + 8.5).clamp(0, 15).to(torch.uint8), scales
 
 
 def _inverse(scales: Tensor) -> Tensor:
@@ -150,12 +150,12 @@ def _inverse(scales: Tensor) -> Tensor:
 
 
 def words_of(codes: Tensor, bits: int) -> Tensor:
-    """Join codes of so many bits to words, the first lowest. Shapes: [.., K] int32 -> [.., K * bits / 32]."""
-    parts = codes.view(*codes.shape[:-1], -1, 32 // bits)
-    words: Tensor = parts[..., 0].clone()
-    for place in range(1, 32 // bits):
-        words |= parts[..., place] << bits * place
-    return words
+    """Join codes of so many bits to words, the first lowest. Shapes: [.., K] uint8 -> [.., K * bits / 32] int32."""
+    parts = codes.view(*codes.shape[:-1], -1, 8 // bits)
+    joined = parts[..., 0].clone()
+    for place in range(1, 8 // bits):
+        joined |= parts[..., place] << bits * place
+    return joined.view(torch.int32)
 
 
 def _codes(words: Tensor, bits: int) -> Tensor:
