@@ -21,7 +21,7 @@ CASES: dict[str, tuple[Expected, int]] = {  # what the planner chooses, and laun
     "gptq 32": ({"format": "int4-g32"}, MOST_LAUNCHES * LAYERS),
     "q8_0": ({"format": "int8", "head": "int8"}, MOST_LAUNCHES * LAYERS),
     "q4_k_m": ({"format": "q4_k", "head": "q6_k"}, MOST_LAUNCHES * LAYERS + OF_A_STACK * 2),
-    "llama q4_k_m": ({"format": "q4_k"}, MOST_LAUNCHES * LAYERS),
+    "llama q4_k_m": ({"format": "q4_k"}, MOST_LAUNCHES * LAYERS + OF_A_STACK * 2),
     "q5_k": ({"format": "q5_k", "head": "q5_k"}, MOST_LAUNCHES * LAYERS),
     "iq4_xs": ({"format": "bfloat16", "head": ""}, MOST_LAUNCHES * LAYERS),
     "deepseek_v3 fp8": ({"format": "fp8"}, MOST_OF_FAMILY["deepseek_v3"] * SMALL_LAYERS),
