@@ -13,7 +13,7 @@ from studies.paper.one_device import ASSUMED, BAR
 from studies.paper.several_devices import case_table, scaling_table
 
 AIM: Final = 0.20
-ORDER_NAMES: Final = {"described": "as described (of those that count)", "data_sheets": "from data sheets"}
+ORDER_NAMES: Final = {"described": "as described (figures that count)", "data_sheets": "from data sheets"}
 
 
 def tables(record: Record) -> list[Table]:
