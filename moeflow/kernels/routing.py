@@ -91,7 +91,7 @@ class Routing:
             return row_ops.route(router_logits, self.top_k, self.handle)
         if launching.accepts(router_logits):
             return triton_routing.route(router_logits, self)
-        logits = router_logits[:, :num_experts].float()
+        logits = (router_logits[:, :num_experts] if self.has_shared_gate else router_logits).float()
         if self.score == "sparsemixer":
             topk_ids, topk_weights = sparsemixer.sparsemixer(logits, self.top_k, self.jitter)
         else:

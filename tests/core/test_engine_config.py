@@ -18,9 +18,17 @@ from moeflow.core.engine_config import (
     RemoteExpertsConfig,
     SchedulerConfig,
 )
+from moeflow.core.hybrid_config import HybridConfig
 from moeflow.core.parallel_config import ExpertParallelConfig
 
-NEEDED = {"model_path", "packed_file", "importance_file", "draft_models.model_path", "experts.remote.token_file"}
+NEEDED = {
+    "model_path",
+    "packed_file",
+    "importance_file",
+    "hybrid.popularity_file",
+    "draft_models.model_path",
+    "experts.remote.token_file",
+}
 MADE = {
     "experts.packed_weights_file",
     "expert_parallel.folder",
@@ -69,6 +77,9 @@ def config():
         scheduler=SchedulerConfig(num_blocks=1, max_model_len=16),
         kv_cache_bytes=1,
         experts=ExpertSlotsConfig(packed_weights_file="/made", num_slots=2, slab_bytes=1, remote=remote),
+        hybrid=HybridConfig(
+            num_gpu_experts=1, cpu_weight_format="int8", cpu_isa="", stream_tokens=0, popularity_file="/popularity"
+        ),
         draft_models=(draft, own_layers),
         packed_file="/packed",
         trace_file="/written",
@@ -76,7 +87,7 @@ def config():
 
 
 def test_the_needed_files_are_those_that_the_engine_only_reads(config):
-    assert sorted(config.needed_files) == ["/draft", "/importance", "/model", "/packed", "/token"]
+    assert sorted(config.needed_files) == ["/draft", "/importance", "/model", "/packed", "/popularity", "/token"]
 
 
 def test_replicas_that_share_experts_make_their_packed_weights(config):

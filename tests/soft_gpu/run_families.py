@@ -24,7 +24,7 @@ from tests.soft_gpu.multimodal import write_multimodal  # noqa: E402
 
 NUM_TOKENS = 6
 NUM_TURNS = 2  # of a conversation: the second one finds the prefix of the first
-BATCHES = (1, 3, 16)
+BATCHES = (1, 16)
 MULTIMODAL = "gemma4"  # only its text model is loaded
 
 

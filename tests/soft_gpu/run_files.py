@@ -18,6 +18,7 @@ machine.prepare()
 
 from moeflow.core.engine_config import EngineConfig  # noqa: E402
 from moeflow.core.hybrid_config import HybridConfig  # noqa: E402
+from moeflow.kernels import packed_bands  # noqa: E402
 from moeflow.kernels.cpu import extension  # noqa: E402
 from moeflow.planner.resolve import resolve  # noqa: E402
 from moeflow.settings.settings import Settings  # noqa: E402
@@ -42,11 +43,11 @@ def _compare(case: str, folder: Path) -> dict[str, Any]:
     planned = small_config(packed, device.NAME, "auto")
     exact = replace(planned, dtype="float32", kv_dtype="float32", router_format="float32")
     expected, _ = run(small_config(plain, "cpu", "float32"), PROMPTS, num_turns=1)
-    has_experts = case not in DENSE
+    is_shared = case not in DENSE and _can_move_experts(planned)
     with device.soft_gpu(), kernels.soft_kernels():
         got, _ = run(exact, PROMPTS, num_turns=1)
         _, counts = run(planned, PROMPTS[:1], num_turns=1)
-        hybrid = run(_hybrid(exact), PROMPTS, num_turns=1)[0] if has_experts else expected
+        hybrid = run(_hybrid(exact), PROMPTS, num_turns=1)[0] if is_shared else expected
     reasons = resolve(Settings(model=str(packed), device=device.NAME)).plan.reasons
     return {
         "format": planned.weight_format,
@@ -71,6 +72,12 @@ def _hybrid(config: EngineConfig) -> EngineConfig:
         stream_tokens=len(PROMPTS[-1]),
     )
     return replace(config, hybrid=shares, is_wide=True)  # integers meet activations of 16 bits on the CPU
+
+
+def _can_move_experts(config: EngineConfig) -> bool:
+    """Return whether the CPU's experts have a way to the GPU."""
+    formats = {it for layer in config.layer_formats for it in (layer.up, layer.down)} or {config.weight_format}
+    return formats <= {*packed_bands.FORMATS}
 
 
 if __name__ == "__main__":

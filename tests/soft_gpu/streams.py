@@ -1,4 +1,4 @@
-"""Stands in for the streams of the GPU in software, where all work is done when it is launched."""
+"""Stands in for the streams of the GPU in software: work is done when it is launched, copies to the host at a wait."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from moeflow.pipeline.devices.staging import Staging
+from tests.soft_gpu.device import COUNTS
 
 
 class SoftStream:
@@ -22,7 +23,8 @@ class SoftStream:
         """Wait for another stream."""
 
     def synchronize(self) -> None:
-        """Wait for all work."""
+        """Wait for all work, copies to the host included."""
+        COUNTS.arrive()
 
 
 class SoftEvent:
@@ -36,7 +38,8 @@ class SoftEvent:
         self._time_s = time.perf_counter()
 
     def synchronize(self) -> None:
-        """Wait for it."""
+        """Wait for it, and so for copies to the host."""
+        COUNTS.arrive()
 
     def elapsed_time(self, later: SoftEvent) -> float:
         """Return the milliseconds until a later event."""
@@ -68,6 +71,7 @@ class SoftStreams:
 
     def synchronize(self, _: torch.device | None = None) -> None:
         """Wait for everything."""
+        COUNTS.arrive()
 
     def cudart(self) -> SimpleNamespace:
         """Return what page-locks memory."""

@@ -17,8 +17,9 @@ from moeflow.kernels.weight_format import FORMATS, BlockKind, WeightFormat, bloc
 if TYPE_CHECKING:
     from torch import Tensor
 
-with on_demand(__name__):
     from moeflow.kernels.arrays import Device
+
+with on_demand(__name__):
     from moeflow.kernels.triton import planar_blocks
 
 MADE_FORMATS: Final[tuple[MadeFormat, ...]] = get_args(MadeFormat)

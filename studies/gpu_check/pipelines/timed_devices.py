@@ -25,7 +25,7 @@ class TimedCuda:
     def __init__(self, cuda: Any) -> None:
         self._cuda = cuda
         self._names: dict[Any, str] = {}
-        self._spans: dict[str, list[tuple[Any, Any]]] = {"up": [], "down": [], "compute": []}
+        self._spans: dict[str, list[tuple[Any, Any]]] = {"up": [], "down": [], "compute": [], "loading": []}
         self._origin = cuda.Event(enable_timing=True)
         self._origin.record()
 
@@ -33,9 +33,9 @@ class TimedCuda:
         return getattr(self._cuda, name)
 
     def Stream(self, device: torch.device) -> Any:
-        """Make one; a device's are made in this order."""
-        stream = self._cuda.Stream(device)
-        self._names[stream] = list(self._spans)[len(self._names)]
+        """Make one; a device's are made in this order, the last ones to load weights."""
+        stream, names = self._cuda.Stream(device), [*self._spans]
+        self._names[stream] = names[min(len(self._names), len(names) - 1)]
         return stream
 
     @contextmanager

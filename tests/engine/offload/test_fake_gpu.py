@@ -29,6 +29,13 @@ from moeflow.models.registry import find_family, read_model_config
 from tests.engine.offload.offloaded_runs import FAMILIES
 from tests.models.parity import random_model
 
+
+class AsInFile(TensorAllocator):
+    """Leaves tensors in the order of the file, as slabs are."""
+
+    rearranges = False
+
+
 GPU, HOST = torch.device("cuda:0"), torch.device("cpu")
 STARTS, COUNTS = (0, 3, 40, 41), (5, 2, 1, 1)  # prompts, a chunk, decodes
 
@@ -44,9 +51,10 @@ def test_a_layer_s_stages_stay_on_the_device(tmp_path, monkeypatch, family):
     monkeypatch.setattr(layers_attention, "attend", attend_in_part)
     monkeypatch.setattr(launching, "accepts", lambda _: False)  # kernels need a real GPU
     monkeypatch.setattr(routing, "_best", lambda ranks, count: ranks.topk(count, dim=-1).indices)  # sorting, too
+    monkeypatch.setattr(device_arrays, "staged", lambda rows, device: [without_values(rows[0], device=device)])
     monkeypatch.setattr(device_arrays, "on_device", lambda rows, device: [without_values(rows[0], device=device)])
     with FakeTensorMode(), torch.inference_mode():
-        model = find_family(checkpoint).build(shape, TensorAllocator(torch.bfloat16, GPU))
+        model = find_family(checkpoint).build(shape, AsInFile(torch.bfloat16, GPU))
         kv = BlocksOnGpu(shape)
         for batch in cut(model):
             hidden = embedding(batch.token_ids, model.embed_tokens)
