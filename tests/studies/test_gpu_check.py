@@ -223,7 +223,7 @@ def test_pipelines_are_rehearsed_in_software(tmp_path):
     assert steps_of(options) == ["tokens", "overlap"]
     found = processes.in_process("overlap", options, tmp_path, 300.0)
     assert "error" not in found, found["log"]
-    assert all(0 < each["link_busy"] <= 1 for each in found["result"].values())
+    assert all(0 <= each["link_busy"] <= 1 for each in found["result"].values())
     assert all(each["computing_s"] > 0 for each in found["result"].values())
 
 
