@@ -393,7 +393,8 @@ class Decision:
             self.checkpoint,
             self.shape,
             cpu_isa=cpu_isa,
-            is_offloaded=self.offloads_to_torch or device != "cpu",
+            is_offloaded=self.offloads_to_torch,
+            on_gpu=device != "cpu",
             reasons=self.reasons,
         )
         self.budget.draft_bytes = chosen.num_bytes

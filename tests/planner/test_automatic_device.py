@@ -100,6 +100,7 @@ ON_GPU = {  # of these, what a GPU takes
     "max_num_batched_tokens",
     "prefix_caching",
     "num_threads",
+    "speculators",
     "generation_config",
     "expert_policy",
     "predictor",
@@ -155,6 +156,18 @@ def test_so_are_options_that_need_others(model, settings, tmp_path):
 def test_without_options_a_gpu_computes(model):
     for settings in ({}, {"num_ranks": 1, "num_replicas": 1}, {"speculators": ("auto",)}):
         assert plan(model, GPU, **settings).config.device == "cuda:1"
+
+
+def test_a_gpu_drafts_from_text_alone_and_if_asked(model):
+    drafting = plan(model, GPU, speculators=("suffix",)).config
+    assert (drafting.device, drafting.speculators) == ("cuda:1", ("suffix",))
+    found = plan(model, GPU, speculators=("auto",))
+    assert found.config.speculators == ()
+    assert "named (--speculator suffix)" in dict(found.reasons)["speculators"]
+    assert plan(model, CPU, speculators=("auto",)).config.speculators == ("suffix",)
+    for asked in (("/a/model",), ("suffix", "early-exit:1")):
+        with pytest.raises(ConfigError, match=f"--speculator {asked[-1]} is for the processor"):
+            plan(model, GPU, device="cuda:1", speculators=asked)
 
 
 def test_families_that_no_gpu_runs_are_run_on_the_cpu(tmp_path):

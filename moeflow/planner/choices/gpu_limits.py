@@ -17,6 +17,7 @@ from moeflow.planner.choices.refused_settings import DEVICES, refusing_kind
 from moeflow.planner.choices.speculation_choice import AUTO as DRAFTS_IF_USEFUL
 from moeflow.planner.hardware.host import HostResources
 from moeflow.settings.settings import Settings, given_options
+from moeflow.speculation.registry import SPECULATORS
 
 _RANKS: Final = "ranks compute with the CPU's kernels"
 _REPLICAS: Final = "replicas compute with the CPU's kernels"
@@ -32,9 +33,8 @@ _ON_CPU_ONLY: Final[Mapping[str, str]] = {  # field of `Settings` -> reason
     "num_replicas": _REPLICAS,
     "expert_parallel": _REPLICAS,
     "remote_experts": "lenders keep experts that the CPU reads from disk",
-    "speculators": "drafts are for models whose layers the CPU computes",
 }
-_NEUTRAL: Final[Mapping[str, object]] = {"num_ranks": 1, "num_replicas": 1, "speculators": (DRAFTS_IF_USEFUL,)}
+_NEUTRAL: Final[Mapping[str, object]] = {"num_ranks": 1, "num_replicas": 1}
 
 
 class GpuRefusal(msgspec.Struct, frozen=True):
@@ -50,6 +50,9 @@ def gpu_refusal(settings: Settings, shape: ModelConfig) -> GpuRefusal | None:
         return GpuRefusal(f"GPUs do not run {kind}, which this model has ({shape.model_type})", "use --device cpu")
     if settings.quantize is not None and (why := _why_not_quantized(settings.quantize, shape)):
         return GpuRefusal(f"--quantize is for the processor: {why}", "use --device cpu, or remove --quantize")
+    for speculator in {*settings.speculators} - {*SPECULATORS, DRAFTS_IF_USEFUL}:
+        why = "models that draft compute with the CPU's kernels"
+        return GpuRefusal(f"--speculator {speculator} is for the processor: {why}", "use --device cpu, or suffix")
     for name, why in _ON_CPU_ONLY.items():
         if getattr(settings, name) != _NEUTRAL.get(name):
             for flag in given_options(settings, (name,)):

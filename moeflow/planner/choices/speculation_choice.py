@@ -54,14 +54,20 @@ def choose_speculators(
     *,
     cpu_isa: str,
     is_offloaded: bool,
+    on_gpu: bool,
     reasons: Reasons,
 ) -> SpeculatorChoice:
-    """Return the speculators; none where a device computes layers.
+    """Return the speculators; none where a pipeline brings a device the layers.
+
+    A GPU has only the named ones: "auto" is for the CPU, since passes with drafts are no CUDA graphs.
 
     Raises: ConfigError if one is unknown or can be of no use; as `choose_draft_model`.
     """
     if settings.speculators and is_offloaded:
         reasons.append(("speculators", "none: drafts are for models whose layers the CPU computes"))
+        return SpeculatorChoice()
+    if on_gpu and settings.speculators == (AUTO,):
+        reasons.append(("speculators", "none: on a GPU they have to be named (--speculator suffix)"))
         return SpeculatorChoice()
     names: list[str] = []
     draft_models: list[DraftModelConfig] = []
