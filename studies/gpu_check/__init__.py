@@ -7,7 +7,7 @@ step had found. `scripts/gpu-check resident` runs models that fit on the GPU, in
     families   Tokens of tiny models of many families against the CPU's, with and without CUDA graphs.
     decode     Speed of layers with Qwen3-30B-A3B's shape, as a ratio to transformers and to one reading of the weights.
     attention  Speed of decode attention over long contexts, as a ratio to torch.
-    experts    Speed of the expert layer, as a ratio to torch's grouped products.
+    experts    Speed of the expert layer beside torch's grouped products, in both forms for long passes.
     prompt     Speed of a prompt of 4,096 tokens.
     loading    Speed of copying weights to the GPU.
 

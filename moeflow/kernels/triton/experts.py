@@ -5,7 +5,8 @@ There are three forms, by the number of pairs of a token and one of its experts:
 - *pairs*, up to half as many as experts: a program for each pair and block of outputs. Nothing is sorted, and few
   experts are read twice.
 - *experts*, up to 512 pairs: a program for each expert and block of outputs. It reads weights once for all its rows.
-- *tiles*: pairs sorted by expert, a program for each tile of rows and block of outputs.
+- *tiles*: pairs sorted by expert, a program for each tile of rows and block of outputs. For bfloat16 on sm_90, torch's
+  grouped products take their place (`grouped_products.py`).
 
 Within a form the result of a token does not depend on others.
 """
@@ -20,6 +21,7 @@ from moeflow.kernels.activation import Activation
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.norm import NormWeights
 from moeflow.kernels.on_demand import torch
+from moeflow.kernels.triton import grouped_products
 from moeflow.kernels.triton.expert_kernels import sort_kernel, sum_kernel
 from moeflow.kernels.triton.launching import launch
 from moeflow.kernels.triton.matrix_products import Matrices, Pairs
@@ -51,8 +53,8 @@ def fused_experts(
     """Return the weighted sum of each token's experts plus the residual, as the reference does.
 
     `slots` [E] int32 numbers the matrices of each expert. An expert with a negative slot contributes 0. Matrices of a
-    tensor are contiguous, at any distance from each other. The result is in `dtype`, None: in x's. Launches: 3, or 4
-    for more than 512 pairs.
+    tensor are contiguous, at any distance from each other. The result is in `dtype`, None: in x's. Launches: 3, or for
+    more than 512 pairs 4, beside those of torch in grouped products.
     """
     num_experts = len(gate_up) if slots is None else len(slots)
     pairs = Pairs(topk_ids.contiguous(), num_experts, range(num_experts), slots)
@@ -113,6 +115,9 @@ def expert_results(
 
     Shapes: x [T, H], or with inputs of shared experts after the others' [2 T, H].
     """
+    is_long = pairs.num_pairs > _MOST_SCANNED
+    if is_long and grouped_products.computes(x, gate_up, down, pairs, has_biases=biases is not None):
+        return grouped_products.grouped_results(x, gate_up, down, pairs, *_sort(pairs), function)
     up_bias, down_bias = biases or (None, None)
     ups = Matrices(gate_up, up_bias, is_gated=gate_up.shape[1] != down.shape[2], function=function)
     downs = Matrices(down, down_bias)
@@ -122,7 +127,7 @@ def expert_results(
     )
     top_k = pairs.ids.shape[1]
     steps = ((ups, x.contiguous(), units, top_k), (downs, units, results, 1))
-    if pairs.num_pairs > _MOST_SCANNED:
+    if is_long:
         order, spans = _sort(pairs)
         for matrices, rows, out, rows_share in steps:
             matrices.by_tiles(rows, out, pairs, order, spans, rows_share)

@@ -1,4 +1,4 @@
-"""Times the layer of experts alone, beside torch's grouped products."""
+"""Times the layer of experts alone, beside torch's grouped products, and both forms for long passes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import statistics
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor
 
 from moeflow.kernels.experts import fused_experts
+from moeflow.kernels.triton import experts, grouped_products
+from moeflow.kernels.triton.launching import gpu_of
 from studies.gpu_check.findings import Findings
-from studies.gpu_check.resident.accuracy import relative_error
+from studies.gpu_check.resident.accuracy import by_torch, relative_error
 from studies.gpu_check.resident.target import Target
 
 LIMIT = 3.2e-2  # of the relative difference
+LONG_TOKENS = 64  # from here on, each form for long passes is measured
+COMPARED_TOKENS = 16  # of a long pass, with float64
 NUM_CALLS = 4  # with different experts: few of them would stay in the cache
 
 
@@ -37,7 +42,7 @@ class _Layer(NamedTuple):
 
 
 def run(options: argparse.Namespace, findings: Findings) -> None:
-    """Note microseconds of both, and the shares of the device's bandwidth and peak."""
+    """Note microseconds of all, and the shares of the device's bandwidth and peak."""
     target = Target(options)
     shapes = [_Shape("30B-A3B", 2048, 768, 128, 8), _Shape("Mixtral", 4096, 14336, 8, 2)]
     counts: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -51,6 +56,8 @@ def run(options: argparse.Namespace, findings: Findings) -> None:
                 layers = [_layer(target, shape, num_tokens, matrices) for _ in range(NUM_CALLS)]
                 name = f"{shape.name}, {num_tokens} tokens"
                 found = _time(target, layers, findings, name)
+                if num_tokens >= LONG_TOKENS or target.is_rehearsal:
+                    found |= _measure_forms(target, layers, findings, name)
                 num_used = statistics.mean(len(set(layer.ids.flatten().tolist())) for layer in layers)
                 weights = 3 * shape.hidden * shape.width
                 bandwidth = 2 * num_used * weights / found["us"] * 1e6 / ceilings.read_bytes_per_s
@@ -90,6 +97,32 @@ def _time(target: Target, layers: list[_Layer], findings: Findings, name: str) -
             findings.fault(f"{name}: differs from torch by {error:.1e}")
         times = {key: 1e6 * target.seconds_per_call(of_key) for key, of_key in calls.items()}
     return {key: round(value, 2) for key, value in times.items()} | {"difference": round(error, 5)}
+
+
+def _measure_forms(target: Target, layers: list[_Layer], findings: Findings, name: str) -> dict[str, float]:
+    """Return microseconds of the tiles and, where a pass may use it, of the grouped form; and errors from float64."""
+    calls = [partial(fused_experts, *layer) for layer in layers]
+    x, gate_up, down, ids, weights = layers[0]
+    some = slice(COMPARED_TOKENS)
+    with by_torch():
+        wanted = fused_experts(x[some].double(), gate_up.double(), down.double(), ids[some], weights[some].double())
+    capabilities = {"tiles": None, "grouped": grouped_products.CAPABILITY}
+    if gpu_of(x).capability != grouped_products.CAPABILITY:
+        del capabilities["grouped"]
+    found = {}
+    for form, capability in capabilities.items():
+        with (
+            target.kernels(),
+            mock.patch.object(experts, "_MOST_SCANNED", 0),
+            mock.patch.object(grouped_products, "CAPABILITY", capability),
+        ):
+            error = relative_error(calls[0]()[some], wanted)
+            found[f"{form}_us"] = round(1e6 * target.seconds_per_call(calls), 2)
+        found[f"{form}_error"] = round(error, 5)
+        if not error <= LIMIT:
+            findings.fault(f"{name}, {form}: differs from float64 by {error:.1e}")
+        findings.row(f"{name}, {form}", f"{found[f'{form}_us']:.1f} us", f"error {error:.1e}")
+    return found
 
 
 def _order(layer: _Layer) -> Tensor:

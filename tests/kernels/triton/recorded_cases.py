@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from moeflow.kernels.triton import experts, launching, matrix_products, normed_experts
+from moeflow.kernels.triton import experts, grouped_products, launching, matrix_products, normed_experts
 from tests.kernels.triton.ahead_of_time import Case
 
 TYPES = {
@@ -34,6 +34,7 @@ def recorded(name: str, call: Callable[[], Any], capability: int) -> list[Case]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (experts, matrix_products, normed_experts):
             patch.setattr(module, "launch", record)
+        patch.setattr(grouped_products, "CAPABILITY", None)
         patch.setattr(matrix_products, "gpu_of", lambda x: launching.GPU(capability, 132))
         call()
     return cases

@@ -13,7 +13,7 @@ from moeflow.kernels import experts as public
 from moeflow.kernels.activation import NONLINEARITIES, Activation, ClampedSwiglu, activate
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.norm import NormWeights
-from moeflow.kernels.triton import experts, launching, matrix_products
+from moeflow.kernels.triton import experts, grouped_products, launching, matrix_products
 from moeflow.kernels.triton.planar_blocks import from_blocks
 from moeflow.kernels.triton.planar_weights import MadeFormat, pack
 from moeflow.kernels.weight_format import BlockKind
@@ -28,7 +28,7 @@ FORMS = {"pairs": 1, "experts": 9, "tiles": 17}  # with so many tokens
 
 @pytest.fixture(autouse=True)
 def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill new memory with NaN, and let 17 tokens be many."""
+    """Fill new memory with NaN, let 17 tokens be many, and compute their tiles by the kernel."""
     empty = torch.empty
 
     def poisoned(*arguments: Any, **options: Any) -> torch.Tensor:
@@ -37,6 +37,7 @@ def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch, "empty", poisoned)
     monkeypatch.setattr(experts, "_MOST_SCANNED", 32)
+    monkeypatch.setattr(grouped_products, "CAPABILITY", None)
 
 
 @pytest.fixture
