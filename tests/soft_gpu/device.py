@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -17,6 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+import moeflow
+
+_PACKAGE: Final = f"{Path(moeflow.__file__).parent}/"
 NAME: Final = "softgpu"
 # Neither start a kernel nor move a number.
 _VIEWS: Final = frozenset(
@@ -206,8 +210,8 @@ def count_launch(name: str, number: int = 1) -> None:
 def _line() -> str:
     """Return the line of moeflow that is being run."""
     for frame in reversed(traceback.extract_stack(limit=40)):
-        if "/moeflow/" in frame.filename and "on_demand" not in frame.filename and "/tests/" not in frame.filename:
-            return f"{frame.filename.rsplit('/moeflow/', 1)[-1]}:{frame.lineno}"
+        if frame.filename.startswith(_PACKAGE) and "on_demand" not in frame.filename:
+            return f"{frame.filename.removeprefix(_PACKAGE)}:{frame.lineno}"
     return "?"
 
 
