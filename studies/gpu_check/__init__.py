@@ -21,7 +21,7 @@ step had found. `scripts/gpu-check resident` runs models that fit on the GPU, in
 
     speeds     Rates of the GPU's memory, arithmetic and link.
     tokens     Tokens of every pipeline with a small model against the CPU's, in float32 and bfloat16.
-    overlap    Time in which the GPU copies and computes at once, by CUDA events.
+    overlap    Seconds of copying and computing at once, by CUDA events.
     hollow     Writes a Mixtral 8x7B without stored experts, narrower if main memory is too small.
     pipelines  Runs `studies/pipelines.py` on it, once for each size of the GPU's memory.
 

@@ -5,12 +5,12 @@ published micro-batch (mu) and number of them, prompts padded to the longest. Tw
 
 - *as described*: the machine files as they are. Some of what they assume was taken from these very tables, and how
   FlexGen attends on the host is an assumption of ours. A figure that went into that is marked and **does not count**.
-  + The L4's link of 12 GB/s comes from DeepSpeed's figures, of which none counts.
-  + What share of the roof experts reach comes from one figure of MoE-Lightning(p) for each of the two GPUs.
-  + FlexGen(c) attends in torch, over keys and values repeated for the 4 query heads that share them. Of each number of
-    two bytes the copy would move 2 + 8 + 8 bytes (what is written is read first), its widening to float32 8 + 16 + 16,
-    the product 16, and keys turned round before, 16 + 16 + 16 for every other number: 98 bytes, 49 times what is
-    stored. That has not been measured, so none of its figures counts.
+  + The L4's link of 12 GB/s comes from DeepSpeed's figures, and none of them counts.
+  + The share of the roof that experts reach comes from one figure of MoE-Lightning(p) for each of the two GPUs.
+  + FlexGen(c) attends in torch, over keys and values repeated for the 4 query heads that share them. A
+    number has two bytes. The copy would move 2 + 8 + 8 bytes, since memory is read before it is written. Its widening
+    to float32 takes 8 + 16 + 16, and the product 16. Transposed keys take 16 + 16 + 16 for every other number. That is
+    98 bytes, or 49 times the stored ones. It has not been measured, so none of its figures counts.
 - *data sheets*: nothing fitted, nothing assumed. Every kernel is at its roof. All figures count; it is an upper bound
   rather than a prediction.
   + Products run at the base clock: boost clocks exceed the 70 and 72 W of these GPUs.

@@ -83,8 +83,8 @@ def scaling_table(found: list[dict[str, Any]]) -> Table:
         rows.append((f"{one['title']}, {one['links']}", str(one["gen_len"]), *figures))
     columns = ("MTBench", "answer", "2 T4", "4 T4", "times", "published", "off by")
     notes = (
-        "No constant was fitted to these settings. One shared link, as the paper's section 4.3 implies by what it "
-        "multiplies, does not give the published super-linear scaling: the link is full on two devices already. A link "
+        "No constant was fitted to these settings. One shared link, which the paper's section 4.3 implies, does "
+        "not give the published super-linear scaling: two devices fill the link already. A link "
         "for each device comes near it, but was tried only after that was seen: it may explain, it did not predict.",
     )
     return Table("Two and four T4s (figures 7 and 8), tokens/s", columns, tuple(rows), notes)

@@ -11,7 +11,7 @@ from moeflow.core.units import format_bytes
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.hybrid_costs import HybridCosts, hybrid_policy_of
 from moeflow.planner.costs.hybrid_sizes import Passes
-from moeflow.planner.search.objective import KEPT_SPEED, Objective, capacities, cost_per_token, grid
+from moeflow.planner.search.objective import Objective, best_of, capacities, grid
 
 
 def search_hybrid(model: CostModel, objective: Objective, ratio: float) -> Policy | None:
@@ -25,14 +25,7 @@ def search_hybrid(model: CostModel, objective: Objective, ratio: float) -> Polic
         if policy is None:
             break
         found.append(policy)
-    if not found:
-        return None
-    goal = "latency" if objective.goal == "latency" else "throughput"
-    best = min(found, key=lambda policy: cost_per_token(model, policy, goal))
-    if objective.goal != "memory":
-        return best
-    limit = cost_per_token(model, best, goal) / KEPT_SPEED
-    return next(policy for policy in found if cost_per_token(model, policy, goal) <= limit)
+    return best_of(model, found, objective)
 
 
 def hybrid_policy(model: HybridCosts, objective: Objective, number: int) -> Policy | None:

@@ -2,9 +2,9 @@
 
 Micro-batch and number of micro-batches come from a grid, fine for small numbers, then from finer grids around the best
 so far. The places of attention, keys and values, and the tokens of a pass over prompts multiply these choices. Each
-choice has a binary variable z, and three whole numbers: experts of a layer on the device, experts of a layer that the
-host computes, and layers whose keys and values stay on the device. A choice that is not taken has zeros. So the
-programme is linear, and an engine runs each solution as it is. Source: MoE-Lightning 4.2 and appendix B.2.
+choice has a binary variable z and three whole numbers: a layer's experts on the device, a layer's experts for the host,
+and layers whose keys and values stay on the device. A choice that is not taken has zeros. So the programme is linear,
+and an engine runs each solution as it is. Source: MoE-Lightning 4.2 and appendix B.2.
 """
 
 from __future__ import annotations

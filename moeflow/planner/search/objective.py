@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,6 +45,21 @@ def cost_per_token(model: CostModel, policy: Policy, goal: str) -> float:
     """Return the minimised quantity: seconds per generated token, or for "latency" seconds per step."""
     prediction = model.predict(policy)
     return prediction.decode_s if goal == "latency" else 1.0 / prediction.tokens_per_s
+
+
+def best_of(model: CostModel, found: Sequence[Policy], objective: Objective) -> Policy | None:
+    """Return the best policy, or for "memory" the first one of nearly its speed; None: there is none.
+
+    Policies are in ascending order of their sequences.
+    """
+    if not found:
+        return None
+    goal = "latency" if objective.goal == "latency" else "throughput"
+    best = min(found, key=lambda policy: cost_per_token(model, policy, goal))
+    if objective.goal != "memory":
+        return best
+    limit = cost_per_token(model, best, goal) / KEPT_SPEED
+    return next(policy for policy in found if cost_per_token(model, policy, goal) <= limit)
 
 
 def capacities(model: CostModel, limits: Mapping[str, int]) -> dict[str, int]:

@@ -10,7 +10,7 @@ from moeflow.core.hardware import DEVICE
 from moeflow.core.plan import Policy
 from moeflow.core.units import format_bytes
 from moeflow.planner.costs.cost_model import CostModel
-from moeflow.planner.search.objective import KEPT_SPEED, Objective, capacities, cost_per_token, grid
+from moeflow.planner.search.objective import Objective, best_of, capacities, grid
 
 PASS_TOKENS: Final = (512, 2048, 8192)  # each pass over prompts reads all weights
 ENOUGH_FASTER: Final = 2.0  # a pipeline's promise, for which it is preferred: on a GPU its lanes overlap far less
@@ -22,14 +22,7 @@ def search_resident(model: CostModel, objective: Objective, ratio: float) -> Pol
     numbers = [most] if objective.num_sequences is not None else grid(1, _largest(model, objective, most), ratio)
     sizes = [(number, tokens) for number in numbers for tokens in PASS_TOKENS]
     found = [policy for size in sizes if _fits(model, objective, policy := _policy(model, *size))]
-    if not found:
-        return None
-    goal = "latency" if objective.goal == "latency" else "throughput"
-    best = min(found, key=lambda policy: cost_per_token(model, policy, goal))
-    if objective.goal != "memory":
-        return best
-    limit = cost_per_token(model, best, goal) / KEPT_SPEED
-    return next(policy for policy in found if cost_per_token(model, policy, goal) <= limit)
+    return best_of(model, found, objective)
 
 
 def no_room(model: CostModel, objective: Objective) -> CapacityError:
