@@ -1,4 +1,4 @@
-"""An engine in a child process, seen from asyncio: `EngineClient` over ZeroMQ and msgspec. One process, one life.
+"""An engine in a process of its own, seen from asyncio: `EngineClient` over msgspec. One process, one life.
 
 One reader task hands outputs to the sinks they belong to, one watcher notices when the process dies, a third when it is
 stuck. Whatever happens to the process, every stream ends; who wants them to go on in another uses a `Supervisor`.
@@ -10,14 +10,10 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import os
-import sys
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import msgspec
-import zmq
-import zmq.asyncio
 
 from moeflow.core import errors
 from moeflow.core.engine_config import EngineConfig
@@ -36,22 +32,21 @@ from moeflow.core.engine_messages import (
     ToEngine,
     TokenOutput,
 )
-from moeflow.core.errors import ConfigError, EngineError, MoeflowError
+from moeflow.core.errors import EngineError, MoeflowError
 from moeflow.engine.client import EngineState, ReplicaStatus
-from moeflow.processes.deaths import Death, OomKills, name_death
-from moeflow.processes.pass_record import PassRecord, make_descriptor
+from moeflow.processes.deaths import Death
+from moeflow.processes.engine_host import EngineHost, LocalHost
 from moeflow.processes.sinks import Sink, Sinks
-from moeflow.processes.socket_folder import SocketFolder
 from moeflow.processes.stall import TIMEOUT_S, StallWatch, foreseen_pass_s
 
 logger = logging.getLogger(__name__)
 
-LAST_WORDS_S = 0.1  # what a dead process has sent may still be in the socket, and say more
 EXIT_GRACE_S = 5.0  # how long a process may take to leave after its work is done
-WATCH_S = 1.0  # how often it is looked whether the process is stuck
+WATCH_S = 0.5  # how often it is looked whether the process is stuck
 MAX_TICK_S = 2.0  # a longer pause is this process's own, or the whole machine's
 
 Progress = Callable[[int, int], None]
+Launch = Callable[[int], Awaitable[EngineHost]]  # starts a process for so many sequences at once
 
 
 class ProcessEngine:
@@ -59,16 +54,13 @@ class ProcessEngine:
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
-        socket: zmq.asyncio.Socket,
-        folder: SocketFolder,
-        record: PassRecord,
+        host: EngineHost,
         stall: StallWatch,
+        *,
+        on_progress: Progress | None = None,
+        on_failure: Callable[[], None] | None = None,
     ) -> None:
-        self._process = process
-        self._socket = socket
-        self._folder = folder
-        self._record = record
+        self._host = host
         self._stall = stall
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
@@ -79,9 +71,8 @@ class ProcessEngine:
         self._death: Death | None = None
         self._overdue: Death | None = None  # set when it is ended for being stuck
         self._problem = ""  # why it is taken to be stuck
-        self._oom_kills = OomKills.read()
-        self._on_progress: Progress | None = None
-        self._on_failure: Callable[[], None] | None = None
+        self._on_progress = on_progress
+        self._on_failure = on_failure
         self._on_change: Callable[[], None] | None = None
         self._ready = asyncio.Event()  # loaded, or failed to
         self._tasks = [asyncio.create_task(work) for work in (self._read(), self._watch(), self._watch_for_stalls())]
@@ -91,12 +82,13 @@ class ProcessEngine:
         cls,
         config: EngineConfig,
         *,
+        launch: Launch = LocalHost.launch,
         timeout_s: float = TIMEOUT_S,
         on_progress: Progress | None = None,
         on_failure: Callable[[], None] | None = None,
         on_change: Callable[[], None] | None = None,
     ) -> ProcessEngine:
-        """Start a process, load the model, and return once it is ready.
+        """Start a process by `launch`, load the model, and return once it is ready.
 
         A process that stops running, or a pass that does not end, is ended after `timeout_s`, or later if passes are
         that long; 0: never. `on_failure` is called if it fails after the start, `on_change` after each pass and each
@@ -105,11 +97,10 @@ class ProcessEngine:
         Raises: the error that kept the engine from loading (CheckpointError, CapacityError, ...), or EngineError;
         ConfigError if there is no place for the socket.
         """
-        engine = await cls._launch(StallWatch(timeout_s), config.scheduler.max_num_seqs)
-        engine._on_progress = on_progress
-        engine._on_failure = on_failure
+        host = await launch(config.scheduler.max_num_seqs)
+        engine = cls(host, StallWatch(timeout_s), on_progress=on_progress, on_failure=on_failure)
         try:
-            engine._socket.send(msgspec.msgpack.encode(config))  # goes out once the process connects, if it ever does
+            host.send(msgspec.msgpack.encode(config))  # goes out once the process connects, if it ever does
             await engine._ready.wait()
         except BaseException:
             await engine._kill()
@@ -121,38 +112,6 @@ class ProcessEngine:
         engine._on_change = on_change
         return engine
 
-    @classmethod
-    async def _launch(cls, stall: StallWatch, max_num_seqs: int) -> ProcessEngine:
-        """Start a process that has nothing to do yet."""
-        with contextlib.ExitStack() as undo:
-            folder = SocketFolder()
-            undo.callback(folder.remove)
-            descriptor = make_descriptor(max_num_seqs)
-            undo.callback(os.close, descriptor)
-            socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
-            undo.callback(socket.close, linger=0)
-            socket.set_hwm(0)
-            try:
-                socket.bind(folder.address)
-            except zmq.ZMQError as error:
-                remedy = "let TMPDIR name a folder of your own with a short path"
-                raise ConfigError(f"cannot make a socket in {folder.path}: {error.strerror}; {remedy}") from None
-            # A session of its own: Ctrl-C in the terminal reaches this process only, which then ends the engine.
-            process = await asyncio.create_subprocess_exec(
-                *(
-                    sys.executable,
-                    "-m",
-                    "moeflow.processes.main",
-                    folder.address,
-                    str(os.getpid()),
-                    str(descriptor),
-                ),
-                pass_fds=(descriptor,),
-                start_new_session=True,
-            )
-            undo.pop_all()
-        return cls(process, socket, folder, PassRecord(descriptor), stall)
-
     @property
     def model(self) -> ModelInfo:
         """What the engine serves."""
@@ -162,7 +121,7 @@ class ProcessEngine:
     @property
     def is_alive(self) -> bool:
         """Whether the process runs and has not failed."""
-        return self._failure is None and self._process.returncode is None
+        return self._failure is None and self._host.is_running
 
     @property
     def state(self) -> EngineState:
@@ -189,7 +148,7 @@ class ProcessEngine:
 
     @property
     def longest_pass_s(self) -> float:
-        """How long its longest pass has taken, as far as is known: it is looked once a second."""
+        """How long its longest pass has taken, as far as is known."""
         return self._stall.longest_pass_s
 
     def stats(self) -> EngineStats:
@@ -234,23 +193,22 @@ class ProcessEngine:
         if self.is_alive:
             self._send(Shutdown(deadline_s))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), deadline_s + EXIT_GRACE_S)
+                await asyncio.wait_for(self._host.wait(), deadline_s + EXIT_GRACE_S)
         await self._kill()
 
     def _send(self, message: ToEngine) -> None:
-        # The queue has no limit, so sending never waits; the future is done or will be without us.
-        self._socket.send(self._encoder.encode(message))
+        self._host.send(self._encoder.encode(message))
 
     def _check_alive(self) -> None:
         if self._failure is not None:
             raise EngineError(str(self._failure))
-        if self._process.returncode is not None:
+        if not self._host.is_running:
             raise EngineError("the engine process has ended")
 
     async def _read(self) -> None:
         try:
             while True:
-                message = self._decoder.decode(await self._socket.recv())
+                message = self._decoder.decode(await self._host.receive())
                 self._stall.note_message()
                 self._take(message)
         except Exception as error:  # without a reader no stream would ever end
@@ -275,10 +233,11 @@ class ProcessEngine:
             self._sinks.end()
 
     async def _watch(self) -> None:
-        code = await self._process.wait()
-        if (code != 0 or not self._ready.is_set()) and self._failure is None:
-            await asyncio.sleep(LAST_WORDS_S)
-            death = self._overdue or name_death(code, self._oom_kills, OomKills.read())
+        death = await self._host.wait()
+        if death is None and not self._ready.is_set():
+            death = Death("exit code 0")
+        if death is not None and self._failure is None:
+            death = self._overdue or death
             message = f"the engine process died ({death.reason})"
             self._fail(EngineError(message, is_from_outside=death.is_from_outside), death)
         self._sinks.end()
@@ -288,15 +247,13 @@ class ProcessEngine:
         while True:
             await asyncio.sleep(WATCH_S)
             now_s = time.monotonic()
-            self._stall.tick(min(now_s - last_s, MAX_TICK_S), self._record.beat, has_work=self._sinks.is_waiting)
+            self._stall.tick(min(now_s - last_s, MAX_TICK_S), self._host.look(), has_work=self._sinks.is_waiting)
             last_s = now_s
-            self._note_problem(self._stall.problem)
+            self._note_problem(self._host.problem or self._stall.problem)
             self._note_change()
-            if self._process.returncode is None:
-                self._oom_kills = OomKills.read()  # close to its death, so that others' deaths are not taken for it
-            if self._stall.is_overdue and self._process.returncode is None:
+            if self._stall.is_overdue and self._host.is_running:
                 self._overdue = Death(f"ended because it did not answer: {self._stall.problem}")
-                self._process.kill()
+                self._host.kill()
                 return
 
     def _note_problem(self, problem: str) -> None:
@@ -311,7 +268,7 @@ class ProcessEngine:
         if self._failure is None:
             logger.error("engine failure: %s", error)
             self._failure = error
-            self._death = dataclasses.replace(death or Death(str(error)), in_pass=self._record.in_pass())
+            self._death = dataclasses.replace(death or Death(str(error)), in_pass=self._host.in_pass())
             if self._ready.is_set() and self._on_failure is not None:
                 self._on_failure()
         self._ready.set()
@@ -322,18 +279,13 @@ class ProcessEngine:
             self._on_change()
 
     async def _kill(self) -> None:
-        """Leave nothing behind: no process, no task, no socket, no folder."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
+        """Leave nothing behind: no process, no task."""
+        self._host.kill()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._sinks.end()
-        self._socket.close(linger=0)
-        self._folder.remove()
-        self._record.close()
+        await self._host.close()
 
 
 def _rebuild(message: Failed) -> MoeflowError:

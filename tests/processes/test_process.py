@@ -120,7 +120,7 @@ def test_every_stream_ends_when_the_process_is_killed(config):
         engine = await ProcessEngine.start(config, on_failure=lambda: failures.append(1))
         pending = [asyncio.create_task(collect(engine, f"r{i}", LONG)) for i in range(2)]
         await until(lambda: engine.stats().num_running == 2)
-        os.kill(engine._process.pid, signal.SIGKILL)
+        os.kill(engine._host.process.pid, signal.SIGKILL)
         for result in await asyncio.gather(*pending, return_exceptions=True):
             assert isinstance(result, EngineError)
             assert str(result) == "the engine process died (SIGKILL, not for lack of memory: another process sent it)"
@@ -227,8 +227,8 @@ async def main():
     sampling = SamplingParams(max_tokens=19_000, ignore_eos=True)  # half a minute at least
     async for _ in engine.stream(Submission('long', [5, 6, 7], sampling, seed=0)):
         if sys.argv[2] == "stopped":
-            os.kill(engine._process.pid, signal.SIGSTOP)
-        print(engine._process.pid, flush=True)
+            os.kill(engine._host.process.pid, signal.SIGSTOP)
+        print(engine._host.process.pid, flush=True)
 
 asyncio.run(main())
 """
@@ -292,11 +292,11 @@ def test_a_dead_process_tells_which_pass_it_was_in(config):
         await until(lambda: engine.stats().passes_total > passes)
         in_pass: dict[str, int] = {}
         while not in_pass:  # it may be killed between two passes, but not for long
-            os.kill(engine._process.pid, signal.SIGSTOP)
-            in_pass = engine._record.in_pass()
+            os.kill(engine._host.process.pid, signal.SIGSTOP)
+            in_pass = engine._host.in_pass()
             if not in_pass:
-                os.kill(engine._process.pid, signal.SIGCONT)
-        os.kill(engine._process.pid, signal.SIGKILL)
+                os.kill(engine._host.process.pid, signal.SIGCONT)
+        os.kill(engine._host.process.pid, signal.SIGKILL)
         await asyncio.gather(*pending, return_exceptions=True)
         assert engine.death.in_pass == in_pass
         assert in_pass.keys() == {"r0", "r1"}
@@ -314,10 +314,10 @@ def test_a_stopped_process_is_noticed_and_may_go_on(config, monkeypatch):
         engine = await ProcessEngine.start(config)
         stream = engine.stream(submission("r"))
         await anext(stream)
-        os.kill(engine._process.pid, signal.SIGSTOP)
+        os.kill(engine._host.process.pid, signal.SIGSTOP)
         await until(lambda: engine.state is EngineState.STALLED)
         assert engine.stats().is_engine_stalled
-        os.kill(engine._process.pid, signal.SIGCONT)
+        os.kill(engine._host.process.pid, signal.SIGCONT)
         await until(lambda: engine.state is EngineState.READY)
         assert not engine.stats().is_engine_stalled
         assert (await anext(stream)).token_ids
@@ -332,7 +332,7 @@ def test_a_process_that_stays_stopped_is_ended(config):
         engine = await ProcessEngine.start(config, timeout_s=3.0)
         pending = asyncio.create_task(collect(engine, "r", LONG))
         await until(lambda: engine.stats().num_running == 1)
-        os.kill(engine._process.pid, signal.SIGSTOP)
+        os.kill(engine._host.process.pid, signal.SIGSTOP)
         with pytest.raises(EngineError, match="ended because it did not answer"):
             await pending
         assert not engine.death.is_from_outside
@@ -363,7 +363,7 @@ def test_killed_again_and_again_streams_are_those_of_an_engine_that_lives(config
             await until(lambda: supervisor.state is EngineState.READY)
             await asyncio.sleep(delay_s)
             if not reading.done():
-                os.kill(supervisor._replicas[0].engine._process.pid, signal.SIGKILL)
+                os.kill(supervisor._replicas[0].engine._host.process.pid, signal.SIGKILL)
                 await until(lambda: supervisor.state is EngineState.RESTARTING)
         assert await reading == calm
         assert supervisor.stats().engine_restarts_total >= 2
@@ -413,7 +413,7 @@ def test_streams_of_a_replica_that_is_killed_or_stopped_go_on_in_the_other(confi
     async def body():
         both = await Supervisor.start(config, 2)
         assert both.model.max_num_seqs == 8
-        pids = [replica.engine._process.pid for replica in both._replicas]
+        pids = [replica.engine._host.process.pid for replica in both._replicas]
         under_way = await reading_in_both(both, asked)
         os.kill(pids[0], signal.SIGKILL)
         await until(lambda: both.replicas()[0].state is EngineState.RESTARTING)

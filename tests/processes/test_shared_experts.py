@@ -49,7 +49,7 @@ def test_streams_go_on_with_the_same_tokens_when_who_has_experts_is_killed_or_st
 
         both = await Supervisor.start(shared, 2)
         folder = both._folder.path
-        pids = [replica.engine._process.pid for replica in both._replicas]
+        pids = [replica.engine._host.process.pid for replica in both._replicas]
         while not all(each.stats.peer_pairs_served_total for each in both.replicas()):
             assert await reading(both) == expected
 

@@ -67,7 +67,7 @@ def test_a_killed_engines_successor_reads_what_it_has_written(model, tmp_path):
         async for output in supervisor.stream(long):
             found += output.token_ids
             if len(found) >= 30 and not supervisor.stats().engine_restarts_total and any(tmp_path.glob("*.moekv")):
-                os.kill(supervisor._replicas[0].engine._process.pid, signal.SIGKILL)
+                os.kill(supervisor._replicas[0].engine._host.process.pid, signal.SIGKILL)
                 async with asyncio.timeout(PATIENCE_S):
                     while not supervisor.stats().engine_restarts_total:
                         await asyncio.sleep(0.01)

@@ -1,0 +1,150 @@
+"""The place of one engine's process, and the channel to it: on this machine here, elsewhere in `processes/nodes`.
+
+`ProcessEngine` sends and receives bytes through it, and asks it for signs of life. One host serves one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Protocol
+
+import zmq
+import zmq.asyncio
+
+from moeflow.core.errors import ConfigError
+from moeflow.processes.deaths import Death, OomKills, name_death
+from moeflow.processes.pass_record import PassRecord, make_descriptor
+from moeflow.processes.socket_folder import SocketFolder
+
+LAST_WORDS_S = 0.1  # messages that a dead process has sent may still be in the socket
+
+
+class EngineHost(Protocol):
+    """Where an engine's process runs."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended, as far as is known."""
+
+    @property
+    def problem(self) -> str:
+        """Why the host itself does not answer; empty: it does."""
+
+    def send(self, message: bytes) -> None:
+        """Send a message. Never waits."""
+
+    async def receive(self) -> bytes:
+        """Return the next message of the process."""
+
+    def look(self) -> int:
+        """Return the process's newest heartbeat; 0: there is none yet. Call regularly."""
+
+    def in_pass(self) -> Mapping[str, int]:
+        """Return requests of the pass under way, or of a dead process's last one, with their output tokens."""
+
+    async def wait(self) -> Death | None:
+        """Return how the process has ended, once it has; None: without an error."""
+
+    def kill(self) -> None:
+        """End the process."""
+
+    async def close(self) -> None:
+        """Leave nothing behind: no process, no socket."""
+
+
+class LocalHost:
+    """A child process of this one."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        socket: zmq.asyncio.Socket,
+        folder: SocketFolder,
+        record: PassRecord,
+    ) -> None:
+        self.process = process
+        self._socket = socket
+        self._folder = folder
+        self._record = record
+        self._oom_kills = OomKills.read()
+
+    @classmethod
+    async def launch(cls, max_num_seqs: int) -> LocalHost:
+        """Start a process that has nothing to do yet. Raises: ConfigError if there is no place for the socket."""
+        with contextlib.ExitStack() as undo:
+            folder = SocketFolder()
+            undo.callback(folder.remove)
+            descriptor = make_descriptor(max_num_seqs)
+            undo.callback(os.close, descriptor)
+            socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
+            undo.callback(socket.close, linger=0)
+            socket.set_hwm(0)
+            try:
+                socket.bind(folder.address)
+            except zmq.ZMQError as error:
+                remedy = "let TMPDIR name a folder of your own with a short path"
+                raise ConfigError(f"cannot make a socket in {folder.path}: {error.strerror}; {remedy}") from None
+            # A session of its own: Ctrl-C in the terminal reaches this process only, which then ends the engine.
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "moeflow.processes.main", folder.address, str(os.getpid()), str(descriptor)),
+                pass_fds=(descriptor,),
+                start_new_session=True,
+            )
+            undo.pop_all()
+        return cls(process, socket, folder, PassRecord(descriptor))
+
+    @property
+    def is_running(self) -> bool:
+        """See `EngineHost`."""
+        return self.process.returncode is None
+
+    @property
+    def problem(self) -> str:
+        """See `EngineHost`: this machine always answers."""
+        return ""
+
+    def send(self, message: bytes) -> None:
+        """See `EngineHost`."""
+        # The queue has no limit, so sending never waits; the future is done or will be without us.
+        self._socket.send(message)
+
+    async def receive(self) -> bytes:
+        """See `EngineHost`."""
+        message: bytes = await self._socket.recv()
+        return message
+
+    def look(self) -> int:
+        """See `EngineHost`. Also reads the kernel's counters, so that others' deaths are not taken for this one's."""
+        if self.is_running:
+            self._oom_kills = OomKills.read()
+        return self._record.beat
+
+    def in_pass(self) -> Mapping[str, int]:
+        """See `EngineHost`."""
+        return self._record.in_pass()
+
+    async def wait(self) -> Death | None:
+        """See `EngineHost`. Its last messages have arrived by then."""
+        code = await self.process.wait()
+        if code == 0:
+            return None
+        await asyncio.sleep(LAST_WORDS_S)
+        return name_death(code, self._oom_kills, OomKills.read())
+
+    def kill(self) -> None:
+        """See `EngineHost`."""
+        if self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+
+    async def close(self) -> None:
+        """See `EngineHost`."""
+        self.kill()
+        await self.process.wait()
+        self._socket.close(linger=0)
+        self._folder.remove()
+        self._record.close()
