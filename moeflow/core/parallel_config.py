@@ -22,7 +22,7 @@ GATHERED_BYTES: Final = 256 * KIB
 
 
 class RayConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The Ray cluster whose nodes the ranks that join run on."""
+    """The Ray cluster whose nodes the ranks, or engines, that join run on."""
 
     address: str  # HOST:PORT of its head; "auto": the cluster that this machine is a node of
     shares_nodes: bool = False  # ranks may be on one node, and on the first rank's
@@ -32,11 +32,18 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True):
 class JoinConfig:
     """Where ranks on other machines join, and who may."""
 
-    host: str  # an address of this machine; 0.0.0.0: all of them
-    port: int
+    host: str  # an address of this machine; 0.0.0.0: all of them; empty: its address in the Ray cluster
+    port: int  # 0: any
     token_file: str  # has the cluster's token; made if it is not there
     timeout_s: float = 600.0  # that the first rank waits for the others to join
     ray: RayConfig | None = None  # who starts the others; None: their machines' users
+
+
+class NodeReplicas(msgspec.Struct, frozen=True, kw_only=True):
+    """Engines of one server on other machines, each with the whole model."""
+
+    number: int
+    join: JoinConfig  # where they join
 
 
 class MicroBatchCosts(msgspec.Struct, frozen=True, kw_only=True):

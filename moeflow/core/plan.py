@@ -14,6 +14,7 @@ import msgspec
 from moeflow.core.arrival_rate import check_rate
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError
+from moeflow.core.parallel_config import NodeReplicas
 from moeflow.core.truncated_repr import truncated_repr
 from moeflow.core.typed_json import convert
 from moeflow.core.untrusted import UnreadableError, parse_json
@@ -134,6 +135,7 @@ class Plan:
     config: EngineConfig  # complete: what the engine runs with
     settings: dict[str, Any]  # that it was made from: fields of `Settings`, unless at their defaults
     num_replicas: int = 1  # engines of this configuration, which share the machine
+    node_replicas: NodeReplicas | None = None  # engines on other machines; None: all are on this one
     memory_bytes: int = 0  # that its processes hold at most, on the processor; 0: not known
     goal: Goal
     workload: Workload  # that it was decided for

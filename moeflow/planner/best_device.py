@@ -16,6 +16,7 @@ from moeflow.core.plan import Plan
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.choices.gpu_limits import check_on_cpu, why_not_automatic, why_too_short
+from moeflow.planner.choices.join_choice import choose_node_replicas
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.decision import Decision
@@ -129,6 +130,7 @@ class BestDevice(msgspec.Struct, frozen=True, kw_only=True):
         plan = replace(
             made_plan(config, self.settings, self.usage, decision.reasons),
             num_replicas=decision.num_replicas,
+            node_replicas=choose_node_replicas(settings),
             memory_bytes=decision.memory_bytes,
         )
         machine = decision.host.machine

@@ -112,7 +112,7 @@ class Decision:
 
         `offloads_to_torch`: this is for the host of a device that computes in torch.
         """
-        self.num_replicas = settings.num_replicas or 1
+        self.num_replicas = settings.num_replicas_here
         self.settings = settings
         if settings.kv_cache_bytes is not None:
             self.settings = replace(settings, kv_cache_bytes=settings.kv_cache_bytes // self.num_replicas)

@@ -140,7 +140,7 @@ class HostForecast:
                 process_bytes=self._budget.process_bytes
                 + work_bytes(costs.shape, num_tokens=num_tokens, num_sampled=0),
                 chunk_tokens=num_tokens,
-                sharing=Sharing(parallel=parallel, num_replicas=self._settings.num_replicas or 1),
+                sharing=Sharing(parallel=parallel, num_replicas=self._settings.num_replicas_here),
             )
             return made if streams_experts else replace(made, min_experts=1.0)
 

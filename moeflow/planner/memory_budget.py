@@ -44,7 +44,7 @@ class MemoryBudget:
         """Take what the user set and the machine has. `take_share` and `set_beside_weights` come first."""
         self._settings, self._resources, self._shape, self._device = settings, resources, shape, device
         self._costs_of = costs_of
-        self._num_replicas = settings.num_replicas or 1
+        self._num_replicas = settings.num_replicas_here
         self._num_ranks = count_ranks(settings)
         self.parallel: ParallelConfig | None = None  # once it is chosen; until then, the most usual counts
         self.free_bytes = self.total_bytes = 0  # of this engine; of all replicas

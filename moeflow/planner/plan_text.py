@@ -26,7 +26,8 @@ def speed_and_memory(plan: Plan) -> str:
     assert forecast is not None
     speeds = f"{_rounded(forecast.decode_alone_tokens_per_s.value)} tokens/s for one request"
     if (number := forecast.policy.batch_size) > 1:
-        replicas = f"{plan.num_replicas} x " if plan.num_replicas > 1 else ""
+        engines = plan.num_replicas if plan.node_replicas is None else plan.node_replicas.number
+        replicas = f"{engines} x " if engines > 1 else ""
         speeds += f", {_rounded(forecast.decode_tokens_per_s.value)} for {replicas}{number} concurrent ones"
     first_s = forecast.time_to_first_token_s.value
     return f"{speeds}; first token of a {plan.workload.prompt_len}-token prompt after {first_s:.2g} s; {_memory(plan)}"

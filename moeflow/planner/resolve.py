@@ -73,7 +73,7 @@ def resolve(
     try:
         return _resolve(settings, usage, resources, machine_of, routing, needs_weights=needs_weights)
     except CapacityError as error:
-        number = settings.num_replicas or 1
+        number = settings.num_replicas_here
         if number == 1:
             raise
         fits = _most_replicas(settings, usage, resources, needs_weights=needs_weights)
@@ -90,7 +90,7 @@ def resources_for(settings: Settings) -> HostResources:
 
 def _most_replicas(settings: Settings, usage: Usage, resources: HostResources, *, needs_weights: bool) -> int:
     """Return how many replicas fit, of fewer than are asked for."""
-    for number in range((settings.num_replicas or 1) - 1, 0, -1):
+    for number in range(settings.num_replicas_here - 1, 0, -1):
         fewer = replace(settings, num_replicas=number, expert_parallel=settings.expert_parallel and number > 1)
         with suppress(CapacityError):
             _resolve(fewer, usage, resources, unmeasured, None, needs_weights=needs_weights)

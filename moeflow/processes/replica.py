@@ -124,6 +124,11 @@ class Replica:
         )
         self._load_s = time.monotonic() - begun_s
 
+    def load_later(self) -> None:
+        """Start the first engine once there is a place for it."""
+        self._restarting_since_s = time.monotonic()
+        self._restarting = asyncio.create_task(self._restart(None))
+
     @property
     def engine(self) -> Mortal:
         """The newest engine, which may be dead."""
@@ -266,17 +271,19 @@ class Replica:
                 self._requests.pop(request.submission.request_id, None)
                 self._prefixes.note(request.token_ids)
 
-    async def _restart(self, death: Death) -> None:
-        """Start an engine in the place of the one that died."""
-        with suppress(Exception):  # it is dead
-            await self.engine.shutdown(0)
+    async def _restart(self, death: Death | None) -> None:
+        """Start an engine in the place of the one that died; None: the first."""
+        if self._engine is not None:
+            with suppress(Exception):  # it is dead
+                await self._engine.shutdown(0)
         engine: Mortal | None = None
         while engine is None:
-            refusal = self._limits.note_death(is_from_outside=death.is_from_outside)
-            if refusal:
-                self._give_up(f"{self.name} has died for good ({death.reason}): {refusal}")
-                return
-            await asyncio.sleep(self._limits.delay_s)
+            if death is not None:
+                refusal = self._limits.note_death(is_from_outside=death.is_from_outside)
+                if refusal:
+                    self._give_up(f"{self.name} has died for good ({death.reason}): {refusal}")
+                    return
+                await asyncio.sleep(self._limits.delay_s)
             begun_s = time.monotonic()
             try:
                 engine = await self._start(on_failure=self._note_failure, on_change=self._note_change)
@@ -285,7 +292,7 @@ class Replica:
         self._load_s = time.monotonic() - begun_s
         self._engine = engine
         self._restarting = None
-        logger.warning("%s is back after %.1f s", self.name, time.monotonic() - self._restarting_since_s)
+        logger.warning("%s is ready after %.1f s", self.name, time.monotonic() - self._restarting_since_s)
         self._owner.note_change(self)
 
     def _give_up(self, reason: str) -> None:

@@ -20,16 +20,20 @@ import time
 from bisect import insort
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from moeflow.core.engine_config import EngineConfig, SchedulerConfig
 from moeflow.core.engine_messages import EngineStats, ModelInfo, Submission, TokenOutput
 from moeflow.core.errors import EngineError
+from moeflow.core.parallel_config import NodeReplicas
 from moeflow.engine.client import EngineState, ReplicaStatus
-from moeflow.processes.cluster.ray_launcher import RayLauncher
+from moeflow.kernels.on_demand import on_demand
+from moeflow.processes.cluster.ray_launcher import RayLauncher, ranks_order
 from moeflow.processes.continuation import Continuation, judge
 from moeflow.processes.deaths import Death
+from moeflow.processes.engine_host import LocalHost
 from moeflow.processes.process_client import ProcessEngine, Progress
 from moeflow.processes.replica import Replica, Start
 from moeflow.processes.restart_limits import MAX_PER_HOUR, RestartLimits
@@ -37,6 +41,12 @@ from moeflow.processes.socket_folder import SocketFolder
 from moeflow.processes.stall import TIMEOUT_S
 from moeflow.processes.stats_sum import summed
 from moeflow.scheduler.dispatch import Dispatch
+
+if TYPE_CHECKING:
+    from moeflow.processes.nodes.engine_places import EnginePlaces
+
+with on_demand(__name__):
+    from moeflow.processes.cluster import ray_engines
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +65,14 @@ class Supervisor:
         *,
         scheduler: SchedulerConfig,
         launcher: RayLauncher | None = None,
+        places: EnginePlaces | None = None,
         folder: SocketFolder | None = None,
     ) -> None:
         """Nothing is started before `load`. `starts` has one for each replica, for which `make_limits` is called.
 
-        `scheduler` configures that of each engine. `launcher` has started the ranks that join; it ends with the
-        engines. `folder`, if there is one, is removed at the end.
+        `scheduler` configures that of each engine. `launcher` has started the ranks that join, or keepers of the
+        engines; it ends with the engines, and so do the `places` of keepers. `folder`, if there is one, is removed at
+        the end.
         """
         self._folder = folder
         names = [f"replica {number}" for number in range(len(starts))] if len(starts) > 1 else ["the engine"]
@@ -69,6 +81,7 @@ class Supervisor:
         ]
         self._on_failure = on_failure
         self._launcher = launcher
+        self._places = places
         self._queue: list[Continuation] = []  # that no replica has, in the order of their places
         self._rule = Dispatch()
         self._end = ""  # why no engine will come any more
@@ -79,25 +92,31 @@ class Supervisor:
         config: EngineConfig,
         num_replicas: int = 1,
         *,
+        nodes: NodeReplicas | None = None,
         max_restarts: int = MAX_PER_HOUR,
         timeout_s: float = TIMEOUT_S,
         on_progress: Progress | None = None,
         on_failure: Callable[[], None] | None = None,
     ) -> Supervisor:
-        """Start so many engines of one configuration and return once all are ready.
+        """Start so many engines of one configuration and return once all are ready. With `nodes`, they are on other
+        machines, and only the first must be ready.
 
         Each is started again at most `max_restarts` times within an hour. `on_progress` reports the loading of the
         first, `on_failure` is called when the last has died for good. `timeout_s` and errors: see `ProcessEngine.start`
         and `RayLauncher.start`.
         """
+        places, launcher = await _nodes_of(config, nodes)
+        num_replicas = num_replicas if nodes is None else nodes.number
+        launch = LocalHost.launch if places is None else places.launch
         folder = None if config.expert_parallel is None else SocketFolder()
         configs = [_config_of(replica, config, folder) for replica in range(num_replicas)]
         supervisor = cls(
-            [partial(ProcessEngine.start, each, timeout_s=timeout_s) for each in configs],
+            [partial(ProcessEngine.start, each, launch=launch, timeout_s=timeout_s) for each in configs],
             partial(RestartLimits, max_restarts),
             on_failure,
             scheduler=config.scheduler,
-            launcher=await RayLauncher.start(config),
+            launcher=launcher,
+            places=places,
             folder=folder,
         )
         await supervisor.load(on_progress)
@@ -112,6 +131,10 @@ class Supervisor:
         try:
             loading = first.load(on_progress)
             await (loading if self._launcher is None else self._launcher.unless_refused(loading))
+            if self._places is not None:
+                for replica in others:
+                    replica.load_later()
+                return
             results = await asyncio.gather(*(replica.load() for replica in others), return_exceptions=True)
             for result in results:
                 if result is not None:
@@ -254,6 +277,8 @@ class Supervisor:
 
     async def _shut_down_all(self, deadline_s: float) -> None:
         await asyncio.gather(*(replica.shutdown(deadline_s) for replica in self._replicas))
+        if self._places is not None:
+            self._places.close()
         if self._launcher is not None:
             await self._launcher.close()
         if self._folder is not None:
@@ -271,3 +296,13 @@ def _config_of(replica: int, config: EngineConfig, folder: SocketFolder | None) 
         return config
     own = dataclasses.replace(config.expert_parallel, replica=replica, folder=str(folder.path))
     return dataclasses.replace(config, expert_parallel=own)
+
+
+async def _nodes_of(config: EngineConfig, nodes: NodeReplicas | None) -> tuple[EnginePlaces | None, RayLauncher | None]:
+    """Return where engines of other machines connect, and what has started these, or ranks of other machines."""
+    if nodes is not None:
+        return await ray_engines.start_keepers(config, nodes)
+    parallel = config.parallel
+    if parallel is None or parallel.join is None or parallel.join.ray is None:
+        return None, None
+    return None, await RayLauncher.start(parallel.join.ray.address, partial(ranks_order, parallel, config.num_threads))

@@ -30,6 +30,7 @@ async def load_model(plan: Plan, config: ServerConfig, *, on_failure: Callable[[
             Supervisor.start(
                 plan.config,
                 plan.num_replicas,
+                nodes=plan.node_replicas,
                 max_restarts=config.max_engine_restarts,
                 timeout_s=config.engine_timeout_s,
                 on_progress=lambda done, total: progress.update(bar, completed=done, total=total),

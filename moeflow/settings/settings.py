@@ -244,7 +244,7 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
         "--listen-ranks",
         "text",
         "[HOST:]PORT at which the other ranks join from other machines, with `moeflow join`. A port alone takes "
-        "only processes of this machine.",
+        "only processes of this machine. With --replicas and --ray-address, the engines connect there.",
         shown_default="ranks are processes of this machine",
     )
     cluster_token_file: Path | None = _device(
@@ -257,7 +257,7 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
         "--ray-address",
         "text",
         "HOST:PORT of a Ray cluster that starts the other ranks on its nodes, and restarts them when they end. "
-        "auto: this machine's cluster. Ranks join at --listen-ranks.",
+        "auto: this machine's cluster. Ranks join at --listen-ranks. With --replicas, it starts the engines instead.",
         shown_default="ranks of other machines are started there",
         is_served_only=True,
     )
@@ -345,6 +345,11 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
     shares_memory: bool = field(default=False, metadata=_INTERNAL)  # with other models: KV caches leave memory for them
     cpu_isa: str = ""  # the best instruction set that the CPU kernels may use; empty: the best there is
     cache_dir: Path | None = None  # where the built-in model, packed experts and prompts are kept
+
+    @property
+    def num_replicas_here(self) -> int:
+        """Engines on this machine; 1 if Ray starts them on its nodes, each of which is planned like this machine."""
+        return 1 if self.ray_address is not None else self.num_replicas or 1
 
     def check_counts(self) -> None:
         """Check that numbers are at least 1, and that threads and processes are not absurdly many.

@@ -73,6 +73,8 @@ def policy_table(plan: Plan) -> Table:
         rows.insert(0, ("device", config.device if config.offload is None else config.offload.torch_device, why))
     if plan.num_replicas > 1:
         rows.append(("replicas", f"{plan.num_replicas}", _why(plan, "replicas")))
+    if plan.node_replicas is not None:
+        rows.append(("replicas", f"{plan.node_replicas.number}", "on nodes of the Ray cluster, each as planned here"))
     rows.append(("pipeline", plan.pipeline, _summary(plan.pipeline)))
     if why := dict(plan.reasons).get("pipelines tried", ""):
         rows.append(("configurations tried", why.partition(" ")[0], _why(plan, "pipelines tried")))

@@ -1,4 +1,4 @@
-"""Where the ranks of other machines join, if there are any."""
+"""Where ranks, or engines, of other machines join, if there are any."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 from moeflow.core.address import LOOPBACK, parse_address
 from moeflow.core.errors import ConfigError
-from moeflow.core.parallel_config import RAY_PLACEMENTS, JoinConfig, RayConfig
+from moeflow.core.parallel_config import RAY_PLACEMENTS, JoinConfig, NodeReplicas, RayConfig
 from moeflow.kernels.on_demand import on_demand
 from moeflow.settings.settings import Settings
 
@@ -22,8 +22,17 @@ def choose_join(settings: Settings, num_ranks: int) -> JoinConfig | None:
     Raises: ConfigError if there is but one rank, if there are several engines, if it is no address, or if Ray cannot
     start them.
     """
+    if settings.num_replicas is not None and settings.ray_address is not None:
+        if num_ranks > 1:
+            raise ConfigError("Ray starts either ranks or replicas (--ray-address): remove --replicas, or --ranks")
+        return None  # each replica is an engine of one process
     ray = _choose_ray(settings)
     if settings.listen_ranks is None:
+        if ray is not None:
+            raise ConfigError(
+                "ranks that Ray starts (--ray-address) must reach the first one: set its address on this machine "
+                "(--listen-ranks HOST:PORT), and the number of ranks (--ranks)"
+            )
         return None
     if num_ranks == 1:
         raise ConfigError(
@@ -33,12 +42,26 @@ def choose_join(settings: Settings, num_ranks: int) -> JoinConfig | None:
     if (settings.num_replicas or 1) > 1:
         raise ConfigError("ranks of other machines (--listen-ranks) join one engine: remove --replicas")
     host, port = parse_address(settings.listen_ranks, default_host=LOOPBACK)
-    file = (settings.cluster_token_file or cluster_token.default_token_file(settings.cache_dir)).absolute()
-    return JoinConfig(host=host, port=port, token_file=str(file), ray=ray)
+    return JoinConfig(host=host, port=port, token_file=_token_file(settings), ray=ray)
+
+
+def choose_node_replicas(settings: Settings) -> NodeReplicas | None:
+    """Return the engines that Ray starts on its nodes; None: it starts none. Raises: ConfigError."""
+    if settings.num_replicas is None or (ray := _choose_ray(settings)) is None:
+        return None
+    host, port = "", 0
+    if settings.listen_ranks is not None:
+        host, port = parse_address(settings.listen_ranks, default_host=LOOPBACK)
+    join = JoinConfig(host=host, port=port, token_file=_token_file(settings), ray=ray)
+    return NodeReplicas(number=settings.num_replicas, join=join)
+
+
+def _token_file(settings: Settings) -> str:
+    return str((settings.cluster_token_file or cluster_token.default_token_file(settings.cache_dir)).absolute())
 
 
 def _choose_ray(settings: Settings) -> RayConfig | None:
-    """Return which Ray cluster starts ranks; None: none does. Raises: ConfigError."""
+    """Return which Ray cluster starts ranks, or engines; None: none does. Raises: ConfigError."""
     address, placement = settings.ray_address, settings.ray_placement
     if placement not in RAY_PLACEMENTS:
         raise ConfigError(f"ray_placement {placement!r} is unknown; use one of {', '.join(RAY_PLACEMENTS)}")
@@ -46,13 +69,8 @@ def _choose_ray(settings: Settings) -> RayConfig | None:
         if placement != "strict-spread":
             raise ConfigError("--ray-placement needs a Ray cluster: set its address (--ray-address)")
         return None
-    if settings.listen_ranks is None:
-        raise ConfigError(
-            "ranks that Ray starts (--ray-address) must reach the first one: set its address on this machine "
-            "(--listen-ranks HOST:PORT), and the number of ranks (--ranks)"
-        )
     if not settings.is_served:
-        raise ConfigError("Ray starts ranks (--ray-address) for `moeflow serve` and `moeflow batch` only")
+        raise ConfigError("Ray starts engines (--ray-address) for `moeflow serve` and `moeflow batch` only")
     if "://" in address:
         raise ConfigError(
             f"{address!r} is an address for Ray's clients: make this machine a node (`ray start --address=HOST:6379`), "

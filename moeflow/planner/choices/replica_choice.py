@@ -46,6 +46,10 @@ def choose_expert_parallel(
             f"{number} replicas cannot share the experts (--expert-parallel) of a model with {have}: use fewer "
             "(--replicas), or have each compute apart"
         )
+    if settings.ray_address is not None:
+        raise ConfigError(
+            "replicas that share experts (--expert-parallel) are processes of this machine: remove --ray-address"
+        )
     if not cpu_isa:
         raise ConfigError(
             "replicas that share experts (--expert-parallel) compute with the CPU's kernels, which are not there: "

@@ -1,1 +1,1 @@
-"""Ranks on other machines that Ray starts. The only folder that imports Ray."""
+"""Ranks and engines on other machines that Ray starts. The only folder that imports Ray."""

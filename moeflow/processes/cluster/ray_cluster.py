@@ -1,10 +1,11 @@
-"""Has Ray start ranks on the nodes of its cluster, and start them again when they end. The only file that imports Ray.
+"""Has Ray start ranks or engines on the nodes of its cluster, and start them again when they end. The only file that
+imports Ray.
 
 It runs in a process of its own, which Ray may end: it does so when the cluster's head is gone for long. Ray places an
-actor for each rank. The actor only runs the rank's process, which joins the first rank like `moeflow join`. What ranks
-compute never passes through Ray.
+actor for each rank. The actor only runs the rank's process, which joins the first rank like `moeflow join`, or the
+keeper of an engine, which connects to the server. Results never pass through Ray.
 
-The rank's process is no child of Ray's: Ray kills its workers' children when a node loses the cluster, but a rank
+These processes are no children of Ray's: Ray kills its workers' children when a node loses the cluster, but a rank
 continues until the engine ends (`orphan_watch.py`).
 """
 
@@ -25,11 +26,13 @@ from ray.exceptions import ActorDiedError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from moeflow.core.address import EVERYWHERE, parse_address
+from moeflow.core.address import parse_address
 from moeflow.core.errors import CapacityError, ConfigError, MoeflowError
 from moeflow.core.loopback import is_loopback_name
 from moeflow.core.truncated_repr import truncated
 from moeflow.processes.cluster.ray_messages import (
+    Connect,
+    Connected,
     LaunchOrder,
     LaunchReport,
     Placed,
@@ -56,11 +59,13 @@ def main() -> None:
     """Entry point of the process: ends its ranks, and itself, when its standard input does."""
     orders, reports = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints is no report
-    order = msgspec.json.decode(orders.readline(), type=LaunchOrder)
-    launch = Launch(order, reports)
-    threading.Thread(target=launch.end_with, args=(orders,), daemon=True).start()
+    launch = Launch(reports)
     try:
-        launch.run()
+        _connect(msgspec.json.decode(orders.readline(), type=Connect).address)
+        launch.report(Connected(ray.util.get_node_ip_address()))
+        order = msgspec.json.decode(orders.readline(), type=LaunchOrder)
+        threading.Thread(target=launch.end_with, args=(orders,), daemon=True).start()
+        launch.run(order)
     except MoeflowError as error:
         launch.report(Unplaced(str(error), isinstance(error, CapacityError)))
         raise SystemExit(1) from None
@@ -98,10 +103,9 @@ class RankKeeper:
 
 
 class Launch:
-    """The ranks of one server on a Ray cluster."""
+    """The ranks, or the engines, of one server on a Ray cluster."""
 
-    def __init__(self, order: LaunchOrder, reports: IO[bytes]) -> None:
-        self._order = order
+    def __init__(self, reports: IO[bytes]) -> None:
         self._reports = reports
         self._lock = threading.Lock()  # of reports
         self._has_ended = threading.Event()
@@ -118,22 +122,20 @@ class Launch:
         pipe.read()
         self._has_ended.set()
 
-    def run(self) -> None:
-        """Place ranks and keep them. Blocks: until the end. Raises: ConfigError, CapacityError if that cannot be."""
-        _connect(self._order.address)
-        rank = self._order.rank
-        if rank.host in EVERYWHERE:
-            self._order = msgspec.structs.replace(
-                self._order, rank=msgspec.structs.replace(rank, host=ray.util.get_node_ip_address())
-            )
-        self._group = self._place()
-        if self._group is None:
-            return
-        nodes = [self._node(bundle) for bundle in range(self._order.num_ranks)]
-        _check_reachable(self._order.rank.host, nodes)
-        self.report(Placed(nodes))
-        for bundle in range(self._order.num_ranks):
-            threading.Thread(target=self._keep, args=(self._group, bundle), daemon=True).start()
+    def run(self, order: LaunchOrder) -> None:
+        """Place processes and keep them. Blocks: until the end. Raises: CapacityError, ConfigError if it cannot be."""
+        self._order = order
+        if order.rank.keeps_engine:
+            self.report(Placed([]))  # each has a place once there is one
+        else:
+            self._group = self._place()
+            if self._group is None:
+                return
+            nodes = [self._node(bundle) for bundle in range(order.num_ranks)]
+            _check_reachable(order.rank.host, nodes)
+            self.report(Placed(nodes))
+        for bundle in range(order.num_ranks):
+            threading.Thread(target=self._keep, args=(bundle,), daemon=True).start()
         self._has_ended.wait()
 
     def close(self) -> None:
@@ -171,46 +173,51 @@ class Launch:
                 has_told = True
         return group
 
-    def _keep(self, group: PlacementGroup, bundle: int) -> None:
+    def _keep(self, bundle: int) -> None:
         """Run a rank again and again, and report why it ends, once if it is for the same reason each time."""
         pause_s, last, node = _FIRST_PAUSE_S, "", self._node(bundle)
         while not self._has_ended.is_set():
             begun_s = time.monotonic()
-            end = self._run_once(group, bundle)
+            end = self._run_once(bundle)
             if self._has_ended.is_set():
                 return
             if time.monotonic() - begun_s > _STEADY_S:
                 pause_s, last = _FIRST_PAUSE_S, ""
             node, was = self._node(bundle) or node, node
             if end.reason != last:
-                text = f"the rank on Ray's node {was} has ended: {end.reason}"
+                what = f"the rank on Ray's node {was}" if self._group is not None else f"engine {bundle} on Ray's nodes"
+                text = f"{what} has ended: {end.reason}"
                 self.report(RankProgress(f"{text}; it will be started again") if end.may_retry else RankRefused(text))
                 last = end.reason
             self._has_ended.wait(pause_s)
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
-    def _run_once(self, group: PlacementGroup, bundle: int) -> RankEnd:
+    def _run_once(self, bundle: int) -> RankEnd:
         """Run a rank until it ends, or what keeps it."""
         try:
             if bundle not in self._actors:
-                self._actors[bundle] = self._make_actor(group, bundle)
+                self._actors[bundle] = self._make_actor(bundle)
             order = msgspec.json.encode(self._order.rank).decode()
             return msgspec.json.decode(ray.get(self._actors[bundle].run.remote(order)), type=RankEnd)
         except ActorDiedError as error:  # for good: somebody has killed it, or it cannot be made
             self._actors.pop(bundle, None)
             return RankEnd(f"Ray's actor died ({_first_line(error)})")
         except RayError as error:
-            if not self._node(bundle):
+            if self._group is not None and not self._node(bundle):
                 return RankEnd(f"its node is gone; {_needs(self._order)}, and the cluster has {_nodes_text()}")
             return RankEnd(f"Ray's actor is gone ({_first_line(error)})")
 
-    def _make_actor(self, group: PlacementGroup, bundle: int) -> Any:
-        place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+    def _make_actor(self, bundle: int) -> Any:
+        place: str | PlacementGroupSchedulingStrategy = "SPREAD"
+        if self._group is not None:
+            place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
         options = {"num_cpus": self._order.rank.num_threads, "max_restarts": -1, "scheduling_strategy": place}
         return ray.remote(RankKeeper).options(**options).remote()
 
     def _node(self, bundle: int) -> str:
-        """Return the address of a rank's node; empty: it has none."""
+        """Return the address of a rank's node; empty: it has none, or an engine's, which may move."""
+        if self._group is None:
+            return ""
         try:
             found = placement_group_table(self._group)["bundles_to_node_id"].get(bundle)
             return next((it.address for it in _nodes() if it.id == found), "")

@@ -1,7 +1,7 @@
-"""Ranks that Ray starts, seen from the server: asked for before the first engine, kept through all restarts of engines.
+"""Processes that Ray starts, seen from the server: asked for before the first engine, kept through all restarts.
 
 A process of its own calls Ray (`ray_cluster.py`), because Ray ends processes that have lost it. While Ray is away,
-engines continue with existing ranks. The launcher retries, since only Ray can replace a rank.
+engines continue with existing ranks. The launcher retries, since only Ray can replace one.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ import importlib.util
 import logging
 import sys
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from moeflow.core.engine_config import EngineConfig
+from moeflow.core.address import EVERYWHERE
 from moeflow.core.errors import CapacityError, ConfigError, EngineError
-from moeflow.core.parallel_config import JoinConfig, RayConfig
+from moeflow.core.parallel_config import ParallelConfig
 from moeflow.core.truncated_repr import truncated
 from moeflow.parallel.child_processes import EXIT_GRACE_S
 from moeflow.parallel.tcp.cluster_token import ensure_token
 from moeflow.processes.cluster.ray_messages import (
+    Connect,
+    Connected,
     LaunchOrder,
     LaunchReport,
     Placed,
@@ -43,13 +45,16 @@ _MAIN: Final = (
     "from moeflow.processes.cluster.ray_cluster import main; main()"  # so that the actor's module has its name
 )
 
+OrderAt = Callable[[str], LaunchOrder]
+
 
 class RayLauncher:
-    """The ranks of a server on a Ray cluster. Make one with `start`, end it with `close`."""
+    """The ranks, or the engines, of a server on a Ray cluster. Make one with `start`, end it with `close`."""
 
-    def __init__(self, order: LaunchOrder) -> None:
-        """Nothing is started yet."""
-        self._order = order
+    def __init__(self, address: str, order_at: OrderAt) -> None:
+        """Nothing is started yet. `order_at` returns the order for this machine's address in the cluster."""
+        self._address = address
+        self._order_at = order_at
         self._process: asyncio.subprocess.Process | None = None
         self._words: deque[str] = deque(maxlen=1)  # the last line that Ray has printed
         self._listening: asyncio.Task[None] | None = None
@@ -57,18 +62,14 @@ class RayLauncher:
         self._refusal: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @classmethod
-    async def start(cls, config: EngineConfig) -> RayLauncher | None:
-        """Have Ray start the ranks of an engine, and return once each has a node; None: they are not Ray's.
+    async def start(cls, address: str, order_at: OrderAt) -> RayLauncher:
+        """Have Ray start processes, and return once each has a node, or at once if they are engines.
 
         Raises: ConfigError if there is no Ray, CapacityError if its cluster has too few nodes, EngineError if it fails.
         """
-        parallel = config.parallel
-        if parallel is None or parallel.join is None or parallel.join.ray is None:
-            return None
         if importlib.util.find_spec("ray") is None:
-            raise ConfigError("ranks that Ray starts (--ray-address) need Ray: run `pip install 'moeflow[ray]'`")
-        order = _order(parallel.join, parallel.join.ray, parallel.num_ranks - 1, config.num_threads)
-        launcher = cls(order)
+            raise ConfigError("a Ray cluster (--ray-address) needs Ray: run `pip install 'moeflow[ray]'`")
+        launcher = cls(address, order_at)
         try:
             await launcher._launch()
         except BaseException:
@@ -119,12 +120,16 @@ class RayLauncher:
         )
         self._listening = asyncio.create_task(self._listen(self._process))
         assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(self._order) + b"\n")
+        self._process.stdin.write(msgspec.json.encode(Connect(self._address)) + b"\n")
         while (report := await self._next_report(self._process)) is not None:
-            if isinstance(report, Placed):
-                logger.warning("Ray starts ranks on %s", ", ".join(report.nodes))
+            if isinstance(report, Connected):
+                order = self._order_at(report.own_address)
+                self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+            elif isinstance(report, Placed):
+                if report.nodes:
+                    logger.warning("Ray starts ranks on %s", ", ".join(report.nodes))
                 return
-            if isinstance(report, Unplaced):
+            elif isinstance(report, Unplaced):
                 raise (CapacityError if report.lacks_nodes else ConfigError)(report.reason)
             self._take(report)
         raise EngineError(f"Ray failed: {self._last_words()}")
@@ -183,7 +188,11 @@ class RayLauncher:
                 logger.debug("Ray: %s", text)
 
 
-def _order(join: JoinConfig, ray: RayConfig, num_ranks: int, num_threads: int) -> LaunchOrder:
-    token = ensure_token(Path(join.token_file)).hex()
-    rank = RankOrder(join.host, join.port, token, num_threads)
-    return LaunchOrder(ray.address, num_ranks, ray.shares_nodes, PLACEMENT_S, rank)
+def ranks_order(config: ParallelConfig, num_threads: int, own_address: str) -> LaunchOrder:
+    """Return the order for ranks that join. Raises: ConfigError if there is no token, and none can be made."""
+    join = config.join
+    assert join is not None
+    assert join.ray is not None, "Ray starts them"
+    host = own_address if join.host in EVERYWHERE else join.host
+    rank = RankOrder(host, join.port, ensure_token(Path(join.token_file)).hex(), num_threads)
+    return LaunchOrder(config.num_ranks - 1, join.ray.shares_nodes, PLACEMENT_S, rank)

@@ -1,7 +1,7 @@
-"""Messages between the processes that start ranks by Ray: lines of JSON on their pipes, text to Ray itself.
+"""Messages between the processes that start ranks or engines by Ray: lines of JSON on their pipes, text to Ray itself.
 
-The server's process -> `LaunchOrder` -> the one that speaks to Ray -> (Ray) `RankOrder` -> a rank's process; back come
-`RankNews` and a `RankEnd`, and of all ranks together `LaunchReport`s.
+The server's process -> `Connect` -> the process that speaks to Ray, <- `Connected`; `LaunchOrder` -> (Ray)
+`RankOrder` -> a process on a node; back come `RankNews` and a `RankEnd`, and of all together `LaunchReport`s.
 """
 
 from __future__ import annotations
@@ -9,13 +9,26 @@ from __future__ import annotations
 import msgspec
 
 
-class RankOrder(msgspec.Struct, frozen=True):
-    """What a rank's process joins."""
+class Connect(msgspec.Struct, frozen=True):
+    """The Ray cluster."""
 
-    host: str  # of the first rank
+    address: str
+
+
+class Connected(msgspec.Struct, frozen=True, tag="connected"):
+    """The cluster answers."""
+
+    own_address: str  # of this machine, as its other nodes know it
+
+
+class RankOrder(msgspec.Struct, frozen=True):
+    """What a process on a node joins."""
+
+    host: str  # of the first rank, or of the server
     port: int
     token: str  # the cluster's, in hexadecimal digits
     num_threads: int
+    keeps_engine: bool = False  # of a server; else it is a rank
 
 
 class RankNews(msgspec.Struct, frozen=True, tag="news"):
@@ -34,8 +47,7 @@ class RankEnd(msgspec.Struct, frozen=True, tag="end"):
 class LaunchOrder(msgspec.Struct, frozen=True):
     """The number of ranks to start, their places, and the engine to join."""
 
-    address: str  # of the Ray cluster
-    num_ranks: int  # the first one not counted
+    num_ranks: int  # the first one not counted; or engines
     shares_nodes: bool
     deadline_s: float  # for nodes to be available for all of them
     rank: RankOrder
@@ -67,4 +79,4 @@ class RankRefused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 RankMessage = RankNews | RankEnd
-LaunchReport = Placed | Unplaced | RankProgress | RankRefused
+LaunchReport = Connected | Placed | Unplaced | RankProgress | RankRefused

@@ -1,14 +1,17 @@
-"""A rank's process that Ray starts: `moeflow join` with its order on one pipe and its reports on another.
+"""A process that Ray starts on a node, with its order on one pipe and its reports on another: a rank, as `moeflow join`
+starts it, or the keeper of an engine.
 
 The token comes over the pipe, too, so that it is neither among a process's arguments nor in a file.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
 from contextlib import suppress
+from typing import NoReturn
 
 import msgspec
 
@@ -16,6 +19,7 @@ from moeflow.core.errors import MoeflowError
 from moeflow.engine.ranks.join import JoinSettings, join
 from moeflow.engine.ranks.orphan_watch import OrphanWatch
 from moeflow.processes.cluster.ray_messages import RankEnd, RankMessage, RankNews, RankOrder
+from moeflow.processes.nodes.keeper import KeeperSettings, keep
 
 
 def main() -> None:
@@ -23,11 +27,8 @@ def main() -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=RankOrder)
     watch = OrphanWatch(sys.stdin.buffer)
-    settings = JoinSettings(
-        host=order.host, port=order.port, token=bytes.fromhex(order.token), num_threads=order.num_threads
-    )
     try:
-        join(settings, lambda text: _say(RankNews(text)), watch.computing)
+        _run(order, watch)
     except MoeflowError as error:
         _say(RankEnd(str(error), may_retry=False))
         raise SystemExit(1) from None
@@ -35,6 +36,20 @@ def main() -> None:
         logging.getLogger(__name__).exception("the rank ends")
         _say(RankEnd(f"{type(error).__name__}: {error}"))
         raise SystemExit(1) from None
+
+
+def _run(order: RankOrder, watch: OrphanWatch) -> NoReturn:
+    """Raises: ConfigError, CheckpointError, CapacityError for what another try would not change."""
+    token = bytes.fromhex(order.token)
+    if order.keeps_engine:
+        kept = KeeperSettings(host=order.host, port=order.port, token=token, num_threads=order.num_threads)
+        asyncio.run(keep(kept, _report, watch.computing))
+    joined = JoinSettings(host=order.host, port=order.port, token=token, num_threads=order.num_threads)
+    join(joined, _report, watch.computing)
+
+
+def _report(text: str) -> None:
+    _say(RankNews(text))
 
 
 def _say(message: RankMessage) -> None:

@@ -76,7 +76,9 @@ async def answer_file(
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         tokenizer = await asyncio.to_thread(Tokenizer.load, plan.config.model_path)
-        engine = await Supervisor.start(plan.config, plan.num_replicas, on_progress=on_loading)
+        engine = await Supervisor.start(
+            plan.config, plan.num_replicas, nodes=plan.node_replicas, on_progress=on_loading
+        )
         try:
             service = Service(ServerConfig())
             service.attach(Generator(engine, tokenizer))

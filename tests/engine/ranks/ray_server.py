@@ -14,6 +14,8 @@ from pathlib import Path
 from moeflow.core.engine_messages import Submission
 from moeflow.core.errors import MoeflowError
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.client import EngineState
+from moeflow.planner.choices.join_choice import choose_node_replicas
 from moeflow.planner.resolve import resolve
 from moeflow.processes.cluster import ray_launcher
 from moeflow.processes.supervisor import Supervisor
@@ -47,7 +49,9 @@ async def ask(supervisor: Supervisor, prompts) -> None:
 
     tokens = await asyncio.gather(*(read(each) for each in asked(prompts)))
     stats = supervisor.stats()
-    say(tokens=tokens, restarts=stats.engine_restarts_total, hosts=[rank.host for rank in stats.ranks])
+    ready = sum(each.state is EngineState.READY for each in supervisor.replicas())
+    hosts = [rank.host for rank in stats.ranks]
+    say(tokens=tokens, restarts=stats.engine_restarts_total, hosts=hosts, ready=ready)
 
 
 async def serve() -> None:
@@ -58,7 +62,9 @@ async def serve() -> None:
                 ray_launcher.PLACEMENT_S = patience_s
                 settings["cache_dir"] = Path(settings["cache_dir"])
                 try:
-                    supervisor = await Supervisor.start(resolve(Settings(is_served=True, **settings)).config)
+                    asked_for = Settings(is_served=True, **settings)
+                    nodes = choose_node_replicas(asked_for)
+                    supervisor = await Supervisor.start(resolve(asked_for).config, nodes=nodes)
                     say(error="")
                 except MoeflowError as error:
                     say(error=f"{type(error).__name__}: {error}")

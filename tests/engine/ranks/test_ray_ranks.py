@@ -30,6 +30,7 @@ pytestmark = [
 ]
 PROMPTS = [[5, 9, 200, 31, 7], list(range(2, 150))]
 RANK = "moeflow.processes.cluster.ray_rank"
+ENGINE = "moeflow.processes.main"
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +78,7 @@ class Server:
     def __init__(self, node: Node, cache_dir: Path) -> None:
         self._address, self._cache_dir = node.address, cache_dir
         self.hosts: list[str] = []  # of ranks, at the last answer
+        self.ready = 0  # replicas, at the last answer
         self._log = cache_dir / "server.log"
         command = [*node.prefix, sys.executable, "-m", "tests.engine.ranks.ray_server"]
         with self._log.open("w") as log:
@@ -118,7 +120,7 @@ class Server:
         assert self.hear() == {"begun": True}
         disturb()
         found = self.hear()
-        self.hosts = found["hosts"]
+        self.hosts, self.ready = found["hosts"], found["ready"]
         return found["tokens"], found["restarts"]
 
 
@@ -168,6 +170,24 @@ def test_what_the_cluster_or_its_nodes_lack_is_said_at_the_start(server, nodes, 
     assert str(missing) in error
     assert server.start(model, ray_address=f"{first.address}:1").startswith("ConfigError: no Ray cluster answers at")
     for node in others:
+        node.expect(RANK, 0)
+
+
+def test_replicas_run_on_nodes_and_go_on_in_each_other(server, nodes, model):
+    alone = {"num_ranks": None, "listen_ranks": None}
+    assert server.start(model, num_replicas=2, **alone) == ""
+    want = answers(model)
+    while server.ready < 2:
+        assert server.ask() == (want, 0)
+    homes = [node for node in nodes if node.pids(ENGINE)]
+    assert len(homes) == 2
+
+    assert server.ask(lambda: homes[0].kill(ENGINE)) == (want, 1)
+    assert server.ask(lambda: homes[1].kill(RANK))[0] == want  # its keeper, and so its engine
+    server.tell(stop=True)
+    assert server.hear() == {"error": ""}
+    for node in nodes:
+        node.expect(ENGINE, 0)
         node.expect(RANK, 0)
 
 

@@ -1,0 +1,54 @@
+"""Replicas of an engine on the nodes of a Ray cluster: Ray starts their keepers, which connect to this server."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from pathlib import Path
+
+from moeflow.checkpoint.identity import content_fingerprint
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.core.engine_config import EngineConfig
+from moeflow.core.parallel_config import NodeReplicas
+from moeflow.engine.ranks.joining import own_application
+from moeflow.parallel.tcp.cluster_token import ensure_token
+from moeflow.parallel.tcp.same_bits import why_bits_differ
+from moeflow.processes.cluster.ray_launcher import PLACEMENT_S, RayLauncher
+from moeflow.processes.cluster.ray_messages import LaunchOrder, RankOrder
+from moeflow.processes.nodes.engine_places import EnginePlaces
+from moeflow.processes.nodes.messages import Offer
+
+
+async def start_keepers(config: EngineConfig, nodes: NodeReplicas) -> tuple[EnginePlaces, RayLauncher]:
+    """Have Ray start keepers for so many engines, and return where they will connect, and what ends them.
+
+    Raises: ConfigError if there is no Ray or this server cannot listen; CheckpointError; EngineError if Ray fails.
+    """
+    join = nodes.join
+    assert join.ray is not None, "Ray starts them"
+    token = ensure_token(Path(join.token_file))
+    own = own_application(config.num_threads, config.cpu_isa, 0)
+    fingerprint = await asyncio.to_thread(fingerprint_of, config.model_path)
+
+    def objection(offer: Offer) -> str:
+        return why_bits_differ(offer, own, "the server")
+
+    places = EnginePlaces(token, fingerprint, objection)
+
+    def order_at(own_address: str) -> LaunchOrder:
+        if not places.port:
+            places.open(join.host or own_address, join.port)
+        order = RankOrder(places.host, places.port, token.hex(), config.num_threads, keeps_engine=True)
+        return LaunchOrder(nodes.number, True, PLACEMENT_S, order)
+
+    try:
+        return places, await RayLauncher.start(join.ray.address, order_at)
+    except BaseException:
+        places.close()
+        raise
+
+
+def fingerprint_of(model_path: str) -> str:
+    """Return the fingerprint of a checkpoint. Raises: CheckpointError."""
+    with closing(open_checkpoint(model_path)) as checkpoint:
+        return content_fingerprint(checkpoint)

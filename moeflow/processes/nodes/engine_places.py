@@ -1,0 +1,288 @@
+"""Places for engines on other machines, as a server sees them: keepers connect and offer one, `launch` takes it.
+
+One socket serves all: ZeroMQ with CURVE, whose keys come from the cluster's token. Messages of engines pass unread.
+Neither knows how keepers were started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import msgspec
+import zmq
+import zmq.asyncio
+from zmq.auth.asyncio import AsyncioAuthenticator
+
+from moeflow.core.address import format_address
+from moeflow.core.errors import ConfigError
+from moeflow.core.truncated_repr import truncated
+from moeflow.core.units import format_bytes
+from moeflow.parallel.tcp.curve_keys import CurveKeys
+from moeflow.processes.deaths import Death
+from moeflow.processes.engine_host import LAST_WORDS_S
+from moeflow.processes.nodes.messages import (
+    BEAT_S,
+    GONE_S,
+    SILENT_S,
+    Alive,
+    Beat,
+    Ended,
+    FromKeeper,
+    Kill,
+    Offer,
+    Refused,
+    Relayed,
+    Start,
+    ToKeeper,
+)
+
+logger = logging.getLogger(__name__)
+
+Objection = Callable[[Offer], str]
+
+
+class EnginePlaces:
+    """Where keepers of engines connect. Make one with `open`, end it with `close`."""
+
+    def __init__(self, token: bytes, fingerprint: str, objection: Objection) -> None:
+        """Nothing listens yet. `objection` returns why an offer cannot be used; empty: it can."""
+        self._keys = CurveKeys.of(token)
+        self._fingerprint = fingerprint
+        self._objection = objection
+        self._context = zmq.asyncio.Context()
+        self._places: dict[bytes, _Place] = {}  # by the keeper's identity
+        self._waiting: deque[asyncio.Future[FarHost]] = deque()  # launches
+        self._lives = itertools.count(time.time_ns())  # later servers have larger ones
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(FromKeeper)
+        self.host, self.port = "", 0  # once open
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def open(self, host: str, port: int = 0) -> None:
+        """Listen at an address of this machine; port 0: any. Raises: ConfigError if that cannot be."""
+        self._authenticator = AsyncioAuthenticator(self._context)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback("*", _OneKey(self._keys.connecting.public))
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.set_hwm(0)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a keeper that connects anew is the same one
+        self._socket.curve_server = True
+        self._socket.curve_secretkey = self._keys.accepting.secret
+        self._socket.curve_publickey = self._keys.accepting.public
+        self._socket.ipv6 = ":" in host
+        self.host = host
+        try:
+            self._socket.bind(f"tcp://{format_address(host, port)}")  # to port 0: any
+        except zmq.ZMQError as error:
+            self._authenticator.stop()
+            self._socket.close(linger=0)
+            reason = error.strerror
+            raise ConfigError(
+                f"engines of other machines cannot join at {format_address(host, port)}: {reason}; name another "
+                "address of this machine (--listen-ranks HOST:PORT)"
+            ) from None
+        self.port = int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        self._tasks = [asyncio.create_task(work) for work in (self._read(), self._watch())]
+
+    def close(self) -> None:
+        """End all engines there and listen no more."""
+        for place in self._places.values():
+            if place.host is not None:
+                place.host.kill()
+        for task in self._tasks:
+            task.cancel()
+        for future in self._waiting:
+            future.cancel()
+        if self.port:
+            self._authenticator.stop()
+            self._socket.close(linger=1000)  # the last words must get out
+        self._context.term()
+
+    async def launch(self, max_num_seqs: int) -> FarHost:
+        """Take a place, and start a process there that has nothing to do yet. Waits: until there is one."""
+        del max_num_seqs  # the keeper reads it in the configuration
+        place = next((each for each in self._places.values() if each.host is None), None)
+        if place is not None:
+            return self._start(place)
+        future: asyncio.Future[FarHost] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                future.result().kill()
+            raise
+
+    def say(self, identity: bytes, message: ToKeeper, *payload: bytes) -> None:
+        """Send a message to a keeper. Never waits."""
+        self._socket.send_multipart([identity, self._encoder.encode(message), *payload])
+
+    def _start(self, place: _Place) -> FarHost:
+        life = next(self._lives)
+        place.host = FarHost(self, place, life)
+        self.say(place.identity, Start(life, self._fingerprint))
+        return place.host
+
+    async def _read(self) -> None:
+        while True:
+            identity, header, *payload = await self._socket.recv_multipart()
+            try:
+                message = self._decoder.decode(header)
+            except msgspec.MsgspecError as error:
+                logger.error("a keeper's message cannot be read: %s", truncated(str(error)))
+                continue
+            if isinstance(message, Offer):
+                self._take_offer(identity, message)
+            elif (place := self._places.get(identity)) is not None:
+                place.heard_s = time.monotonic()
+                if place.host is not None:
+                    place.host.note(message, payload)
+
+    def _take_offer(self, identity: bytes, offer: Offer) -> None:
+        place = self._places.get(identity)
+        if place is None:
+            if reason := self._objection(offer):
+                self.say(identity, Refused(reason))
+                return
+            place = self._places[identity] = _Place(identity, offer)
+            free = format_bytes(offer.available_bytes)
+            logger.warning("%s has a place: %d threads, %s of memory free", offer.host, offer.num_threads, free)
+        place.heard_s = time.monotonic()
+        if place.host is not None and offer.last_life >= place.host.life:
+            place.host.end(Death(f"{place.name} has ended it"))
+            place.host = None
+        if place.host is None:
+            self._grant(place)
+
+    def _grant(self, place: _Place) -> None:
+        """Give a free place to a launch that waits, if there is one."""
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(self._start(place))
+                return
+
+    async def _watch(self) -> None:
+        """Show keepers that this server is there, and notice those that are gone."""
+        while True:
+            for place in list(self._places.values()):
+                self.say(place.identity, Alive())
+                if place.silence_s > GONE_S:
+                    logger.error("%s is gone: silent for %.0f s", place.name, place.silence_s)
+                    del self._places[place.identity]
+                    if place.host is not None:
+                        place.host.end(Death(f"{place.name} is gone", is_from_outside=True))
+            await asyncio.sleep(BEAT_S)
+
+
+class _OneKey:
+    """Lets in keepers of this cluster only."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Return whether a client with this public key may connect."""
+        del domain
+        return key == self._key
+
+
+class _Place:
+    """A keeper, and the engine there."""
+
+    def __init__(self, identity: bytes, offer: Offer) -> None:
+        self.identity = identity
+        self.name = offer.host
+        self.heard_s = time.monotonic()
+        self.host: FarHost | None = None  # None: it is free
+
+    @property
+    def silence_s(self) -> float:
+        """How long nothing has been heard of it."""
+        return time.monotonic() - self.heard_s
+
+
+class FarHost:
+    """An engine's process on another machine; see `EngineHost`."""
+
+    def __init__(self, places: EnginePlaces, place: _Place, life: int) -> None:
+        self.life = life
+        self._places = places
+        self._place = place
+        self._arrived: asyncio.Queue[bytes] = asyncio.Queue()
+        self._has_ended = asyncio.Event()
+        self._death: Death | None = None
+        self._beat = 0
+        self._num_sent = self._num_received = 0
+
+    @property
+    def is_running(self) -> bool:
+        """See `EngineHost`."""
+        return not self._has_ended.is_set()
+
+    @property
+    def problem(self) -> str:
+        """See `EngineHost`."""
+        silence_s = self._place.silence_s
+        return f"{self._place.name} has been silent for {silence_s:.1f} s" if silence_s > SILENT_S else ""
+
+    def send(self, message: bytes) -> None:
+        """See `EngineHost`."""
+        if self.is_running:
+            self._places.say(self._place.identity, Relayed(self.life, self._num_sent), message)
+            self._num_sent += 1
+
+    async def receive(self) -> bytes:
+        """See `EngineHost`."""
+        return await self._arrived.get()
+
+    def look(self) -> int:
+        """See `EngineHost`."""
+        return self._beat
+
+    def in_pass(self) -> Mapping[str, int]:
+        """See `EngineHost`."""
+        return {} if self._death is None else self._death.in_pass
+
+    async def wait(self) -> Death | None:
+        """See `EngineHost`."""
+        await self._has_ended.wait()
+        await asyncio.sleep(LAST_WORDS_S)
+        return self._death
+
+    def kill(self) -> None:
+        """See `EngineHost`. It counts as ended at once: its machine may be out of reach."""
+        if self.is_running:
+            self._places.say(self._place.identity, Kill(self.life))
+            self.end(Death("ended by the server", is_from_outside=True))
+
+    async def close(self) -> None:
+        """See `EngineHost`."""
+        self.kill()
+
+    def end(self, death: Death | None) -> None:
+        """It has ended."""
+        if self.is_running:
+            self._death = death
+            self._has_ended.set()
+
+    def note(self, message: FromKeeper, payload: list[bytes]) -> None:
+        """Take a message of the keeper. One of an earlier life is ignored."""
+        if isinstance(message, Offer) or message.life != self.life:
+            return
+        if isinstance(message, Beat):
+            self._beat = message.engine_beat
+        elif isinstance(message, Ended):
+            death = Death(message.reason, is_from_outside=message.is_from_outside, in_pass=message.in_pass)
+            self.end(death if message.reason else None)
+        elif message.number != self._num_received or not payload:
+            self.kill()
+            self._death = Death(f"messages of {self._place.name} were lost", is_from_outside=True)
+        else:
+            self._num_received += 1
+            self._arrived.put_nowait(payload[0])

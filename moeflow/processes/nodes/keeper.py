@@ -1,0 +1,262 @@
+"""Keeps an engine for a server on another machine: offers a place, starts the engine's process, passes messages on.
+
+The engine itself runs as it does on the server's machine, over a local socket. The keeper ends it when the server is
+gone, and offers the place again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from moeflow.checkpoint.identity import content_fingerprint
+from moeflow.checkpoint.open import open_checkpoint
+from moeflow.core.address import format_address
+from moeflow.core.engine_config import EngineConfig
+from moeflow.core.errors import CheckpointError, ConfigError, MoeflowError
+from moeflow.kernels.cpu import extension
+from moeflow.models.packing import slab_spec
+from moeflow.parallel.tcp.curve_keys import CurveKeys
+from moeflow.parallel.tcp.same_bits import own_processor, own_software
+from moeflow.planner.choices.packed_files import find_packed_weights_file, formats_of
+from moeflow.planner.hardware.host import host_resources
+from moeflow.processes.engine_host import LocalHost
+from moeflow.processes.nodes.messages import (
+    BEAT_S,
+    GONE_S,
+    Alive,
+    Beat,
+    Ended,
+    FromKeeper,
+    Kill,
+    Offer,
+    Refused,
+    Relayed,
+    Start,
+    ToKeeper,
+)
+
+OnNews = Callable[[str], None]
+Computing = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperSettings:
+    """The server, and this machine's share."""
+
+    host: str  # of the server
+    port: int
+    token: bytes
+    num_threads: int
+    model: str | None = None  # None: the checkpoint has the same path as on the server's machine
+    cpu_isa: str = ""  # the best instruction set to use; empty: the best there is
+    cache_dir: Path | None = None  # where packed weights may be
+
+
+class Keeper:
+    """One place. `run` it."""
+
+    def __init__(self, settings: KeeperSettings, on_news: OnNews, computing: Computing = nullcontext) -> None:
+        """`on_news` gets changes, in words. `computing` is entered as long as an engine runs."""
+        self._settings = settings
+        self._on_news = on_news
+        self._computing = computing
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(ToKeeper)
+        self._engine: _KeptEngine | None = None
+        self._last_life = 0
+        self._heard_s = time.monotonic()
+        self._failure: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> NoReturn:
+        """Keep one engine after the other, until cancelled. Raises: ConfigError, CheckpointError if it never can."""
+        context = zmq.asyncio.Context()
+        try:
+            with self._connect(context) as self._socket:
+                tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._beat())]
+                try:
+                    await asyncio.wait((*tasks, self._failure), return_when=asyncio.FIRST_COMPLETED)
+                    raise next(each for each in (*tasks, self._failure) if each.done()).exception() or AssertionError
+                finally:
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
+                    await self._end_engine()
+        finally:
+            context.term()
+
+    def _connect(self, context: zmq.asyncio.Context) -> zmq.asyncio.Socket:
+        settings, keys = self._settings, CurveKeys.of(self._settings.token)
+        socket = context.socket(zmq.DEALER)
+        socket.set_hwm(0)
+        socket.linger = 1000
+        socket.setsockopt(zmq.ROUTING_ID, uuid.uuid4().bytes)
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is kept for a server that is not there
+        socket.curve_serverkey = keys.accepting.public
+        socket.curve_publickey, socket.curve_secretkey = keys.connecting.public, keys.connecting.secret
+        socket.ipv6 = ":" in settings.host
+        socket.connect(f"tcp://{format_address(settings.host, settings.port)}")
+        return socket
+
+    def _say(self, message: FromKeeper, *payload: bytes) -> None:
+        """Send a message; without a connection it is lost, which the other end notices."""
+        sent = asyncio.ensure_future(
+            self._socket.send_multipart([self._encoder.encode(message), *payload], zmq.NOBLOCK)
+        )
+        if sent.done():
+            sent.exception()  # zmq.Again
+
+    async def _beat(self) -> NoReturn:
+        """Offer the place while it is free, else show that engine and keeper are there."""
+        while True:
+            engine = self._engine
+            if engine is None:
+                self._say(self._offer())
+            else:
+                self._say(Beat(engine.life, engine.beat))
+                if time.monotonic() - self._heard_s > GONE_S:
+                    self._on_news(f"the server has been silent for {GONE_S:g} s: its engine ends")
+                    await self._end_engine()
+            await asyncio.sleep(BEAT_S)
+
+    def _offer(self) -> Offer:
+        settings = self._settings
+        return Offer(
+            host=socket.gethostname(),
+            software=own_software(),
+            processor=own_processor(),
+            cpu_isa=extension.best_isa(settings.cpu_isa),
+            num_threads=settings.num_threads,
+            available_bytes=host_resources().available_bytes,
+            last_life=self._last_life,
+        )
+
+    async def _read(self) -> NoReturn:
+        while True:
+            header, *payload = await self._socket.recv_multipart()
+            self._heard_s = time.monotonic()
+            message = self._decoder.decode(header)
+            if isinstance(message, Start):
+                await self._end_engine()
+                self._engine = _KeptEngine(message, self._settings, self._say)
+                self._running = asyncio.create_task(self._keep(self._engine))
+            elif isinstance(message, Refused):
+                raise ConfigError(f"the server cannot use {socket.gethostname()}: {message.reason}")
+            elif isinstance(message, Alive) or self._engine is None or message.life != self._engine.life:
+                continue
+            elif isinstance(message, Kill):
+                await self._end_engine()
+            elif isinstance(message, Relayed):
+                self._engine.take(message, payload)
+
+    async def _keep(self, engine: _KeptEngine) -> None:
+        self._on_news("an engine starts")
+        try:
+            with self._computing():
+                ended = await engine.run()
+        except MoeflowError as error:
+            ended = Ended(engine.life, str(error))
+            self._failure.set_exception(error)
+        finally:
+            self._last_life, self._engine = engine.life, None
+        self._say(ended)
+        self._on_news(f"the engine has ended{f': {ended.reason}' if ended.reason else ''}")
+
+    async def _end_engine(self) -> None:
+        if self._engine is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+
+class _KeptEngine:
+    """One life of an engine's process."""
+
+    def __init__(self, start: Start, settings: KeeperSettings, say: Callable[..., None]) -> None:
+        self.life = start.life
+        self._fingerprint = start.fingerprint
+        self._settings = settings
+        self._say = say
+        self._arrived: asyncio.Queue[bytes] = asyncio.Queue()  # messages to the engine
+        self._num_sent = self._num_received = 0
+        self._host: LocalHost | None = None
+
+    @property
+    def beat(self) -> int:
+        """See `EngineHost.look`."""
+        return 0 if self._host is None else self._host.look()
+
+    def take(self, message: Relayed, payload: list[bytes]) -> None:
+        """Take a message to the engine."""
+        if message.number == self._num_received and payload:
+            self._num_received += 1
+            self._arrived.put_nowait(payload[0])
+        elif self._host is not None:  # one was lost: requests would wait for ever
+            self._host.kill()
+
+    async def run(self) -> Ended:
+        """Run the process until it ends. Raises: ConfigError, CheckpointError if it cannot be started."""
+        config = msgspec.msgpack.decode(await self._arrived.get(), type=EngineConfig)
+        config = await asyncio.to_thread(own_config, config, self._fingerprint, self._settings)
+        self._host = host = await LocalHost.launch(config.scheduler.max_num_seqs)
+        host.send(msgspec.msgpack.encode(config))
+        relaying = [asyncio.create_task(work) for work in (self._relay_to(host), self._relay_from(host))]
+        try:
+            death = await host.wait()
+            if death is None:
+                return Ended(self.life, "")
+            return Ended(self.life, death.reason, death.is_from_outside, dict(host.in_pass()))
+        finally:
+            for task in relaying:
+                task.cancel()
+            await asyncio.gather(*relaying, return_exceptions=True)
+            await host.close()
+
+    async def _relay_to(self, host: LocalHost) -> NoReturn:
+        while True:
+            host.send(await self._arrived.get())
+
+    async def _relay_from(self, host: LocalHost) -> NoReturn:
+        while True:
+            message = await host.receive()
+            self._say(Relayed(self.life, self._num_sent), message)
+            self._num_sent += 1
+
+
+async def keep(settings: KeeperSettings, on_news: OnNews, computing: Computing = nullcontext) -> NoReturn:
+    """Keep engines for a server until cancelled. Raises: see `Keeper.run`."""
+    await Keeper(settings, on_news, computing).run()
+
+
+def own_config(config: EngineConfig, fingerprint: str, settings: KeeperSettings) -> EngineConfig:
+    """Return the server's configuration with this machine's paths and threads.
+
+    Raises: CheckpointError if the checkpoint is not here; ConfigError if it is another one.
+    """
+    path, name = settings.model or config.model_path, socket.gethostname()
+    try:
+        with closing(open_checkpoint(path)) as checkpoint:
+            if content_fingerprint(checkpoint) != fingerprint:
+                raise ConfigError(f"{path} on {name} is not the server's checkpoint: copy that one there")
+            spec = slab_spec(checkpoint, formats_of(config))
+            packed = find_packed_weights_file(checkpoint, spec, None, settings.cache_dir)
+    except CheckpointError as error:
+        remedy = f"copy it to {path} on {name}, or share the folder"
+        raise CheckpointError(f"{name} has no such checkpoint: {error}", remedy=remedy) from None
+    return dataclasses.replace(
+        config,
+        model_path=path,
+        packed_file="" if packed is None else str(packed),
+        num_threads=settings.num_threads,
+    )

@@ -1,0 +1,75 @@
+"""Messages between a server and the keepers of its engines on other machines.
+
+A keeper -> `Offer`; <- `Start`; then `Relayed` both ways, each followed by a frame with a message of the engine; at the
+end `Ended` ->, and another `Offer`. `Beat` -> and <- `Alive` show that both ends are there.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+BEAT_S = 0.4  # interval of signs of life
+SILENT_S = 1.5  # a keeper that has been silent for so long is a problem: other engines get its requests
+GONE_S = 10.0  # after so much silence, each end takes the other for gone
+
+
+class Offer(msgspec.Struct, frozen=True, tag="offer"):
+    """A place for an engine."""
+
+    host: str  # name of the machine
+    software: str  # results differ in bits between versions
+    processor: str
+    cpu_isa: str  # the best instruction set it has
+    num_threads: int
+    available_bytes: int  # of memory
+    last_life: int = 0  # of the engine that was here last; 0: none
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """The keeper is there, and so is its engine if `engine_beat` grows."""
+
+    life: int
+    engine_beat: int
+
+
+class Relayed(msgspec.Struct, frozen=True, tag="relayed"):
+    """The next frame is a message to the engine, or of the engine."""
+
+    life: int
+    number: int  # of the messages of this life in this direction: none is lost
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """The engine's process has ended."""
+
+    life: int
+    reason: str  # empty: without an error
+    is_from_outside: bool = False
+    in_pass: dict[str, int] = {}
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """Start an engine. The first relayed message has its configuration, with the server's paths."""
+
+    life: int  # a number for this engine; messages of earlier ones are ignored
+    fingerprint: str  # of the checkpoint
+
+
+class Alive(msgspec.Struct, frozen=True, tag="alive"):
+    """The server is there."""
+
+
+class Kill(msgspec.Struct, frozen=True, tag="kill"):
+    """End the engine."""
+
+    life: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The server cannot use this machine."""
+
+    reason: str
+
+
+FromKeeper = Offer | Beat | Relayed | Ended
+ToKeeper = Start | Alive | Relayed | Kill | Refused

@@ -1,0 +1,215 @@
+"""Engines of keepers: the same tokens, through kills and silence on either side."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from functools import partial
+
+import psutil
+import pytest
+
+from moeflow.core.engine_messages import Submission
+from moeflow.core.errors import CheckpointError, ConfigError, EngineError
+from moeflow.core.sampling_params import SamplingParams
+from moeflow.engine.client import EngineState
+from moeflow.planner.resolve import resolve
+from moeflow.processes.cluster.ray_engines import fingerprint_of
+from moeflow.processes.nodes import engine_places, keeper
+from moeflow.processes.nodes.engine_places import EnginePlaces
+from moeflow.processes.nodes.keeper import KeeperSettings, keep
+from moeflow.processes.process_client import ProcessEngine
+from moeflow.processes.restart_limits import RestartLimits
+from moeflow.processes.supervisor import Supervisor
+from moeflow.settings.settings import Settings
+from tests.patience import PATIENCE_S
+from tests.tiny_mixtral import write_tiny_mixtral
+
+pytestmark = pytest.mark.slow
+
+TOKEN = b"0123456789abcdef" * 2
+NUM_TOKENS = 400
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_mixtral(folder, max_position_embeddings=2048)
+    return resolve(Settings(model=str(folder), cache_dir=folder, num_threads=1, max_num_seqs=4)).config
+
+
+def submission(name: str = "request") -> Submission:
+    return Submission(name, [5, 6, 7], SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True), seed=0)
+
+
+async def tokens_of(engine: ProcessEngine | Supervisor, disturb=None) -> list[int]:
+    tokens: list[int] = []
+    async for output in engine.stream(submission()):
+        if disturb is not None and len(tokens) > NUM_TOKENS // 8:
+            disturb()
+            disturb = None
+        tokens += output.token_ids
+    return tokens
+
+
+class Cluster:
+    """A server's places and keepers, all in this process."""
+
+    def __init__(self, config, token: bytes = TOKEN) -> None:
+        self.config = config
+        self.places = EnginePlaces(token, fingerprint_of(config.model_path), lambda offer: self.objection)
+        self.objection = ""
+        self.news: list[str] = []
+        self.keepers: list[asyncio.Task[None]] = []
+
+    def keep(self, **changes) -> asyncio.Task[None]:
+        settings = {"host": "127.0.0.1", "port": self.places.port, "token": TOKEN, "num_threads": 1} | changes
+        task = asyncio.create_task(keep(KeeperSettings(**settings), self.news.append))
+        self.keepers.append(task)
+        return task
+
+    def supervisor(self, number: int) -> Supervisor:
+        start = partial(ProcessEngine.start, self.config, launch=self.places.launch)
+        return Supervisor([start] * number, RestartLimits, scheduler=self.config.scheduler, places=self.places)
+
+
+@contextlib.asynccontextmanager
+async def cluster(config, **changes) -> AsyncIterator[Cluster]:
+    made = Cluster(config, **changes)
+    made.places.open("127.0.0.1")
+    try:
+        yield made
+    finally:
+        for task in made.keepers:
+            task.cancel()
+        await asyncio.gather(*made.keepers, return_exceptions=True)
+        made.places.close()
+
+
+def run(body) -> None:
+    """Run a scenario; afterwards no process may be left."""
+    asyncio.run(asyncio.wait_for(body(), PATIENCE_S))
+    assert not engines()
+
+
+def engines() -> list[psutil.Process]:
+    found = []
+    for each in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "moeflow.processes.main" in each.cmdline():
+                found.append(each)
+    return sorted(found, key=lambda it: it.pid)
+
+
+async def until(condition) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def test_streams_go_on_elsewhere_when_an_engine_is_killed(config):
+    async def body():
+        async with cluster(config) as made:
+            local = await ProcessEngine.start(config)
+            want = await tokens_of(local)
+            await local.shutdown(5)
+
+            supervisor = made.supervisor(2)
+            made.keep()
+            await supervisor.load()
+            assert await tokens_of(supervisor) == want
+            assert [each.state for each in supervisor.replicas()] == [EngineState.READY, EngineState.RESTARTING]
+
+            made.keep()  # the second begins once it has a place
+            await until(lambda: {each.state for each in supervisor.replicas()} == {EngineState.READY})
+
+            def kill() -> None:
+                busy = next(it for it in supervisor._replicas if list(it.requests))
+                victim = engines()[supervisor._replicas.index(busy)]
+                os.kill(victim.pid, signal.SIGKILL)
+
+            assert await tokens_of(supervisor, kill) == want
+            await until(lambda: {each.state for each in supervisor.replicas()} == {EngineState.READY})
+            assert supervisor.stats().engine_restarts_total == 1
+            await supervisor.shutdown(5)
+
+    run(body)
+
+
+def test_a_keeper_that_goes_or_stops_is_noticed(config, monkeypatch):
+    monkeypatch.setattr(engine_places, "GONE_S", 4.0)
+
+    async def body():
+        async with cluster(config) as made:
+            supervisor = made.supervisor(1)
+            made.keep()
+            await supervisor.load()
+            want = await tokens_of(supervisor)
+            made.keep()
+
+            def end() -> None:
+                made.keepers[0].cancel()
+
+            assert await tokens_of(supervisor, end) == want
+            assert supervisor.stats().engine_restarts_total == 1
+            await supervisor.shutdown(5)
+
+    run(body)
+
+
+def test_a_server_that_is_gone_leaves_no_engine(config, monkeypatch):
+    monkeypatch.setattr(keeper, "GONE_S", 2.0)
+
+    async def body():
+        async with cluster(config) as made:
+            made.keep()
+            engine = await ProcessEngine.start(config, launch=made.places.launch)
+            assert len(engines()) == 1
+            for task in made.places._tasks:
+                task.cancel()  # as of a process that was stopped
+            await until(lambda: not engines())
+            assert "silent for 2 s" in made.news[-2] + made.news[-1]
+            await engine.shutdown(0)
+
+    run(body)
+
+
+def test_a_machine_that_cannot_be_used_is_told_why(config, tmp_path):
+    async def body():
+        async with cluster(config) as made:
+            other = tmp_path / "other"
+            write_tiny_mixtral(other, num_local_experts=6)
+            for model, kind, words in (
+                (str(other), ConfigError, "is not the server's checkpoint"),
+                (str(tmp_path / "none"), CheckpointError, "has no such checkpoint"),
+            ):
+                task = made.keep(model=model)
+                with pytest.raises(EngineError, match=words):
+                    await ProcessEngine.start(config, launch=made.places.launch)
+                with pytest.raises(kind, match=words):
+                    await task
+                made.places._places.clear()
+            made.objection = "its processor differs"
+            with pytest.raises(ConfigError, match="its processor differs"):
+                await made.keep()
+            stranger = made.keep(token=b"another secret of 32 characters!")
+            await asyncio.sleep(1)
+            assert not made.places._places
+            assert not stranger.done()  # it waits for a server that knows it
+
+    run(body)
+
+
+def test_a_lost_message_ends_the_engine(config):
+    async def body():
+        async with cluster(config) as made:
+            made.keep()
+            engine = await ProcessEngine.start(config, launch=made.places.launch)
+            engine._host._num_sent += 1  # as if one had been sent
+            with pytest.raises(EngineError, match="the engine process died"):
+                await tokens_of(engine)
+            await engine.shutdown(0)
+
+    run(body)
