@@ -6,7 +6,6 @@ that mean is stored, a vector for each matrix.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -14,6 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from moeflow.core.whole_file import whole_file
 from moeflow.kernels.on_demand import on_demand
 
 with on_demand(__name__):
@@ -41,13 +41,8 @@ def load_importance(file: Path) -> Importance | None:
 
 def save_importance(importance: Importance, file: Path) -> None:
     """Keep it. Raises: OSError."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_suffix(f".{os.getpid()}.tmp")
-    try:
+    with whole_file(file) as new:
         array_files.save_file(dict(importance), new)
-        new.replace(file)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 def known_importance(file: str) -> Importance:

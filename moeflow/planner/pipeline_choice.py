@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import product
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -23,7 +24,8 @@ from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.hardware.emulated_machine import with_emulated_device
-from moeflow.planner.hardware.gpu_figures import gpu_figures, with_gpu
+from moeflow.planner.hardware.gpu_figures import figures_file, gpu_figures, with_gpu
+from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.offload_estimate import offload_policy
 from moeflow.planner.search.objective import cost_per_token, grid
 from moeflow.planner.usage import Usage
@@ -74,8 +76,9 @@ def _candidates(overrides: OffloadOverrides, limits: SchedulerConfig) -> Iterato
             yield msgspec.structs.replace(overrides, pipeline=name, micro_batch_tokens=size, resident_kv=share)
 
 
-def with_device(machine: Machine, device: DeviceConfig) -> Machine:
-    """Return a machine with the device. Blocks: for some seconds on a GPU, which is measured."""
+def with_device(machine: Machine, device: DeviceConfig, here: HostResources, cache_dir: Path | None) -> Machine:
+    """Return a machine with the device. Blocks: for some seconds on a GPU that is measured first."""
     if isinstance(device, EmulatedDeviceConfig):
         return with_emulated_device(machine, device)
-    return with_gpu(machine, gpu_figures(device.name, device.memory_bytes))
+    file = figures_file(cache_dir, here, device.name)
+    return with_gpu(machine, gpu_figures(device.name, device.memory_bytes, file))

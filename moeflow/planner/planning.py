@@ -87,7 +87,7 @@ def plan_for_start(
         if not wanted.device:
             return machine
         with suppress(ConfigError):  # of a GPU that cannot be measured: the CPU computes, unless the user names it
-            return _with_device(machine, wanted.device, settings, here, on_step)
+            return _with_device(machine, wanted.device, settings, on_step, here)
         return machine
 
     return resolve(settings, usage, machine_of=machine, resources=here).plan
@@ -169,7 +169,7 @@ def _plan_device(request: PlanRequest, named: Machine | None, on_step: OnStep) -
     def machine(wanted: Wanted) -> Machine:
         found = named or _measured_here(request, wanted, on_step)
         if named is None and _gpu_name(settings):
-            found = _with_device(found, settings.device, settings, None, on_step)
+            found = _with_device(found, settings.device, settings, on_step, recalibrate=request.recalibrate)
         on_step("the best policy")
         return found
 
@@ -201,7 +201,7 @@ def _plan_host(request: PlanRequest, named: Machine | None, on_step: OnStep, why
     def machine(wanted: Wanted) -> Machine:
         found = named or _measured_here(request, wanted, on_step)
         if wanted.device:
-            found = _with_device(found, wanted.device, request.settings, None, on_step)
+            found = _with_device(found, wanted.device, request.settings, on_step, recalibrate=request.recalibrate)
         measured.append(found)
         on_step("the best policy")
         return measured[-1]
@@ -307,17 +307,24 @@ def _with_file_link(machine: Machine, file: Path | None, on_step: OnStep) -> Mac
 
 
 def _with_device(
-    machine: Machine, device: str, settings: Settings, here: HostResources | None, on_step: OnStep
+    machine: Machine,
+    device: str,
+    settings: Settings,
+    on_step: OnStep,
+    here: HostResources | None = None,
+    *,
+    recalibrate: bool = False,
 ) -> Machine:
-    """Return a machine with a GPU, measured; `here` None: ask for its free memory.
+    """Return a machine with a GPU as it was measured, again if `recalibrate`; `here` None: ask for its free memory.
 
-    Blocks: for some seconds. Raises: ConfigError if it cannot be measured.
+    Blocks: for some seconds if it measures. Raises: ConfigError if it cannot be measured.
     """
     name, memory_bytes = parse_cuda_device(device)
     on_step(f"{name} and its link")
     here = here or host_resources(device, settings.cache_dir)
     memory_bytes = memory_bytes or settings.gpu_memory_bytes or here.accelerator_free_bytes
-    return gpu_figures.with_gpu(machine, gpu_figures.gpu_figures(name, memory_bytes))
+    file = gpu_figures.figures_file(settings.cache_dir, here, name)
+    return gpu_figures.with_gpu(machine, gpu_figures.gpu_figures(name, memory_bytes, file, recalibrate=recalibrate))
 
 
 def _limited(machine: Machine, settings: Settings) -> Machine:

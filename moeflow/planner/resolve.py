@@ -138,7 +138,7 @@ def _offloaded(decision: Decision, overrides: OffloadOverrides, settings: Settin
     why: Reasons = []
     machine = machine_of(Wanted(costs=costs, packed_file=None))
     if machine is not None:
-        machine = pipeline_choice.with_device(machine, overrides.device)
+        machine = pipeline_choice.with_device(machine, overrides.device, decision.resources, settings.cache_dir)
         overrides, why = pipeline_choice.choose_pipeline(overrides, costs, config.scheduler, machine, usage)
     config, reasons = with_pipeline(config, overrides, shape)
     plan = made_plan(config, settings, usage, [*decision.reasons, *why, *reasons])

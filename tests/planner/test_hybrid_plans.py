@@ -242,7 +242,7 @@ def test_a_start_measures_the_gpu_apart(model, tmp_path, monkeypatch, is_measure
     level, there, back = L4.level(DEVICE), L4.link(RAM, DEVICE), L4.link(DEVICE, RAM)
     asked = []
 
-    def figures(name, memory_bytes):
+    def figures(name, memory_bytes, *_, **__):
         asked.append((name, memory_bytes))
         if not is_measured:
             raise ConfigError("no answer")

@@ -176,11 +176,12 @@ def test_a_gpu_of_this_machine_is_measured_and_planned_for(config, monkeypatch, 
     monkeypatch.setattr(planning, "host_resources", lambda *_: here)
     monkeypatch.setattr(planning, "this_machine", lambda *_, **__: machine(ram=2 * 10**9))
     figures = gpu_figures.GpuFigures(level, *links)
-    monkeypatch.setattr(gpu_figures, "gpu_figures", lambda *given: asked.append(given) or figures)
+    monkeypatch.setattr(gpu_figures, "gpu_figures", lambda *given, **how: asked.append((*given[:2], how)) or figures)
     for device, memory_bytes in (("cuda", 2**31), ("cuda:0:1GiB", 2**30)):
         settings = Settings(model=config, device=device, cache_dir=tmp_path / "not made yet")
-        plan = plan_for(PlanRequest(settings=settings, usage=usage())).plan
-        assert asked.pop() == ("cuda:0", memory_bytes)
+        again = device == "cuda"
+        plan = plan_for(PlanRequest(settings=settings, usage=usage(), recalibrate=again)).plan
+        assert asked.pop() == ("cuda:0", memory_bytes, {"recalibrate": again})
         assert plan.forecast.policy.ffn_on_device
         assert (plan.pipeline == "hybrid") == (device == "cuda")
 
@@ -205,7 +206,7 @@ def test_without_an_option_the_device_is_that_of_a_start(settings, device, monke
     for module in (planning, resolving):
         monkeypatch.setattr(module, "host_resources", lambda *_: here)
     monkeypatch.setattr(planning, "this_machine", lambda *_, **__: machine(ram=2 * 10**9))
-    monkeypatch.setattr(gpu_figures, "gpu_figures", lambda *_: gpu_figures.GpuFigures(level, *links))
+    monkeypatch.setattr(gpu_figures, "gpu_figures", lambda *_, **__: gpu_figures.GpuFigures(level, *links))
     write_tiny_mixtral(tmp_path / "model")
     asked = Settings(model=str(tmp_path / "model"), cache_dir=tmp_path, **settings)
     plan = plan_for(PlanRequest(settings=asked, usage=usage())).plan
@@ -226,7 +227,7 @@ def test_the_reason_for_a_gpu_is_that_of_its_plan(device_bytes, monkeypatch, tmp
     for module in (planning, resolving):
         monkeypatch.setattr(module, "host_resources", lambda *_: here)
     monkeypatch.setattr(planning, "this_machine", lambda *_, **__: machine(ram=2 * 10**9))
-    monkeypatch.setattr(gpu_figures, "gpu_figures", lambda *_: gpu_figures.GpuFigures(level, *links))
+    monkeypatch.setattr(gpu_figures, "gpu_figures", lambda *_, **__: gpu_figures.GpuFigures(level, *links))
     write_tiny_mixtral(tmp_path / "model")
     asked = Settings(model=str(tmp_path / "model"), cache_dir=tmp_path)
     plan = plan_for(PlanRequest(settings=asked, usage=usage())).plan

@@ -7,7 +7,6 @@ cache folder. Without one, routers are assumed to choose evenly and independentl
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from moeflow.core.whole_file import whole_file
 from moeflow.planner.costs.hit_curve import EVEN, HitCurve
 
 VERSION: Final = 2  # raised when the meaning of the numbers changes
@@ -93,13 +93,8 @@ def load_profile(file: Path) -> RoutingProfile | None:
 
 def save_profile(profile: RoutingProfile, file: Path) -> None:
     """Keep a profile. Raises: OSError."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_suffix(f".{os.getpid()}.tmp")
-    try:
+    with whole_file(file) as new:
         new.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1))
-        new.replace(file)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 def _between(passes: Sequence[PassReads], num_tokens: float, values: Sequence[float]) -> float:

@@ -1,19 +1,34 @@
-"""Measures a GPU and its link in a process of its own: a CUDA context would hold memory of the GPU afterwards."""
+"""A GPU and its link: measured once, and kept in the cache folder for as long as card, driver, torch and Triton stay.
+
+A process of its own measures, since a CUDA context would hold memory of the GPU afterwards.
+"""
 
 from __future__ import annotations
 
+import platform
 import sys
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from moeflow.core.apart import run_apart
+from moeflow.core.cache_dir import cache_folder
 from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import Link, Machine, MemoryLevel
+from moeflow.core.sha256 import sha256
+from moeflow.core.untrusted import UnreadableError, read_bounded
+from moeflow.core.whole_file import whole_file
 from moeflow.kernels.on_demand import on_demand, torch
+from moeflow.planner.hardware.host import HostResources
 
 with on_demand(__name__):
     from moeflow.planner.hardware import calibrate_device
+
+
+VERSION: Final = 1  # to be raised when measurements change their meaning
 
 
 class GpuFigures(msgspec.Struct, frozen=True):
@@ -30,20 +45,46 @@ class _Order(msgspec.Struct, frozen=True):
     sizes: dict[str, int]
 
 
-def gpu_figures(name: str, memory_bytes: int, **sizes: int) -> GpuFigures:
-    """Return a GPU with so much memory to use; `sizes` are those of `measure_device`.
+def figures_file(cache_dir: Path | None, here: HostResources, name: str) -> Path:
+    """Return where the figures of a GPU of this machine are kept; `cache_dir` None: in the user's own folder."""
+    valid_for = sha256(repr((VERSION, platform.node(), here.accelerator_identity, name)).encode()).hexdigest()[:16]
+    return cache_folder(cache_dir) / "gpus" / f"{valid_for}.json"
 
-    Blocks: for some seconds. Raises: ConfigError if it does not answer.
+
+def gpu_figures(name: str, memory_bytes: int, file: Path, *, recalibrate: bool = False, **sizes: int) -> GpuFigures:
+    """Return a GPU with so much memory to use, as `file` has it; measures it if there is no such file.
+
+    `sizes` are those of `measure_device`. Measures in any case if `recalibrate`.
+    Blocks: for some seconds if it measures. Raises: ConfigError if the GPU does not answer.
     """
+    figures = None if recalibrate else _load(file)
+    if figures is None:
+        figures = _measured(_Order(name, memory_bytes, sizes))
+        with suppress(OSError):  # measured again at the next start
+            _save(figures, file)
+    return msgspec.structs.replace(figures, level=replace(figures.level, capacity_bytes=memory_bytes))
+
+
+def _load(file: Path) -> GpuFigures | None:
+    """Return the kept figures; None if there are none, or none that can be read."""
     try:
-        found = [
-            msgspec.json.decode(line, type=GpuFigures)
-            for line in run_apart(__name__, msgspec.json.encode(_Order(name, memory_bytes, sizes)))
-        ]
+        return msgspec.json.decode(read_bounded(file), type=GpuFigures)
+    except (UnreadableError, msgspec.DecodeError):
+        return None
+
+
+def _save(figures: GpuFigures, file: Path) -> None:
+    with whole_file(file) as new:
+        new.write_bytes(msgspec.json.encode(figures))
+
+
+def _measured(order: _Order) -> GpuFigures:
+    try:
+        found = [msgspec.json.decode(line, type=GpuFigures) for line in run_apart(__name__, msgspec.json.encode(order))]
     except (OSError, msgspec.DecodeError):
         found = []
     if not found:
-        raise ConfigError(f"{name} cannot be measured: `moeflow doctor` shows why. Use --device cpu")
+        raise ConfigError(f"{order.name} cannot be measured: `moeflow doctor` shows why. Use --device cpu")
     return found[0]
 
 

@@ -37,6 +37,7 @@ class Gpu(msgspec.Struct, frozen=True):
 
     name: str  # as torch calls it
     free_bytes: int = 0
+    identity: str = ""  # what findings about it are valid for: the GPU and the versions of its software
     has_bfloat16: bool = True  # in tensor cores
     problem: str = ""  # why torch cannot compute there; empty: it can
     kernels_problem: str = ""  # why Triton's kernels do not run there, and the remedy; empty: they do
@@ -78,7 +79,7 @@ def _tried(name: str) -> Gpu:
         has_bfloat16 = not is_nvidia or torch.cuda.get_device_capability(name) >= _BFLOAT16_SINCE
     except RuntimeError as error:  # torch's, such as a lack of memory or of kernels for this GPU
         return Gpu(name, problem=str(error).partition("\n")[0])
-    return Gpu(name, free_bytes, has_bfloat16)
+    return Gpu(name, free_bytes, _identity(torch.device(name)), has_bfloat16)
 
 
 def _why_none() -> str:
@@ -97,9 +98,8 @@ def with_kernels(gpu: Gpu, cache_dir: Path) -> Gpu:
     """Return a GPU with the result of trying Triton's kernels there, or of a trial that succeeded before."""
     if gpu.problem:
         return gpu
-    device = torch.device(gpu.name)
-    file = cache_dir / "gpus" / f"triton-{_identity(device)}"
-    problem = "" if file.exists() else launching.why_not(device)
+    file = cache_dir / "gpus" / f"triton-{gpu.identity}"
+    problem = "" if file.exists() else launching.why_not(torch.device(gpu.name))
     if not problem:
         with suppress(OSError):  # tried again at the next start
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def with_kernels(gpu: Gpu, cache_dir: Path) -> Gpu:
 
 
 def _identity(device: torch.device) -> str:
-    """Return what a trial is valid for: the GPU, and the versions of Python, torch, Triton and driver."""
+    """Return a hash of the GPU, and of the versions of Python, torch, Triton and driver."""
     try:
         driver = _DRIVER.read_text()
     except OSError:

@@ -36,6 +36,7 @@ class HostResources:
     has_bfloat16: bool = True  # whether that GPU's tensor cores take bfloat16
     why_no_accelerator: str = "torch finds no CUDA device here"
     why_no_kernels: str = ""  # why Triton's kernels do not run on that GPU, and the remedy; empty: they do
+    accelerator_identity: str = ""  # of that GPU and its software: measurements are valid for these
 
 
 def host_resources(device: str = "cpu", cache_dir: Path | None = None) -> HostResources:
@@ -72,6 +73,7 @@ def _with_gpu(here: HostResources, device: str, cache_dir: Path | None) -> HostR
             accelerator_free_bytes=best.free_bytes,
             has_bfloat16=best.has_bfloat16,
             why_no_kernels=best.kernels_problem,
+            accelerator_identity=best.identity,
         )
     if asked:
         return replace(here, why_no_accelerator=f"torch cannot compute on {asked[0].name}: {asked[0].problem}")

@@ -20,6 +20,7 @@ from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DISK, RAM, Machine
 from moeflow.core.sha256 import sha256
 from moeflow.core.untrusted import UnreadableError, read_bounded
+from moeflow.core.whole_file import whole_file
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.costs.roofline import processor_of
@@ -240,10 +241,5 @@ def _load(file: Path) -> Machine | None:
 
 
 def _save(machine: Machine, file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_suffix(f".{os.getpid()}.tmp")
-    try:
+    with whole_file(file) as new:
         new.write_text(machine_to_json(machine))
-        new.replace(file)
-    finally:
-        new.unlink(missing_ok=True)

@@ -91,12 +91,16 @@ def test_each_gpu_is_tried(monkeypatch):
     cuda = SimpleNamespace(
         device_count=lambda: 3,
         mem_get_info=lambda name: {"cuda:0": (3, 9), "cuda:1": (5, 9)}[name],
-        get_device_capability=lambda name: (7, 5) if name == "cuda:0" else (9, 0),
+        get_device_capability=lambda name: (7, 5) if str(name) == "cuda:0" else (9, 0),
+        get_device_name=lambda _: "a GPU",
     )
-    fake = SimpleNamespace(ones=ones, cuda=cuda, version=SimpleNamespace(hip=None))
+    fake = SimpleNamespace(
+        ones=ones, cuda=cuda, version=SimpleNamespace(hip=None), device=torch.device, __version__="2"
+    )
     monkeypatch.setattr(gpus, "torch", fake)
     *usable, broken = tried_gpus().gpus
-    assert usable == FOUND[:2]
+    assert len({gpu.identity for gpu in usable}) == 2
+    assert [msgspec.structs.replace(gpu, identity="") for gpu in usable] == FOUND[:2]
     assert broken == Gpu("cuda:2", problem="CUDA error: no kernel image is available")
 
 
@@ -170,34 +174,52 @@ def card(monkeypatch):
         found.num_trials += 1
         return found.problem
 
-    cuda = SimpleNamespace(get_device_name=lambda _: "H100", get_device_capability=lambda _: (9, 0))
+    cuda = SimpleNamespace(
+        device_count=lambda: 1,
+        mem_get_info=lambda _: (3, 9),
+        get_device_name=lambda _: "H100",
+        get_device_capability=lambda _: (9, 0),
+    )
+    fake = SimpleNamespace(
+        cuda=cuda,
+        ones=lambda *_, device: torch.zeros(2),
+        device=torch.device,
+        version=SimpleNamespace(hip=None),
+        __version__="2",
+    )
     monkeypatch.setattr(gpus.launching, "why_not", why_not)
-    monkeypatch.setattr(gpus, "torch", SimpleNamespace(cuda=cuda, device=torch.device, __version__=torch.__version__))
+    monkeypatch.setattr(gpus, "torch", fake)
     return found
+
+
+def tried(folder):
+    """Return the only GPU, once its kernels were tried."""
+    (gpu,) = tried_gpus().gpus
+    return with_kernels(gpu, folder)
 
 
 def test_kernels_that_run_are_tried_once(card, tmp_path):
     for _ in range(3):
-        assert with_kernels(Gpu("cuda:0", free_bytes=3), tmp_path) == Gpu("cuda:0", free_bytes=3)
+        assert tried(tmp_path) == tried_gpus().gpus[0]
     assert card.num_trials == 1
 
 
 def test_kernels_are_tried_again_after_a_failure_or_a_change(card, tmp_path, monkeypatch):
     card.problem = NO_COMPILER
     for _ in range(2):
-        assert with_kernels(Gpu("cuda:0"), tmp_path).kernels_problem == NO_COMPILER
+        assert tried(tmp_path).kernels_problem == NO_COMPILER
     assert card.num_trials == 2
     card.problem = ""
     driver = tmp_path / "version"
     monkeypatch.setattr(gpus, "_DRIVER", driver)
     for number, text in enumerate(("580", "580", "590", "580"), 1):
         driver.write_text(text)
-        assert with_kernels(Gpu("cuda:0"), tmp_path).kernels_problem == ""
+        assert tried(tmp_path).kernels_problem == ""
         assert card.num_trials == 2 + (1, 1, 2, 2)[number - 1]
     monkeypatch.setattr(gpus, "version", lambda _: "9.9")
-    with_kernels(Gpu("cuda:0"), tmp_path)
+    tried(tmp_path)
     assert card.num_trials == 5
-    with_kernels(Gpu("cuda:0"), tmp_path / "version" / "no folder")
+    tried(tmp_path / "version" / "no folder")
     assert card.num_trials == 6
 
 
