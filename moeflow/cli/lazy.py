@@ -48,7 +48,8 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.planner.choices.prompt_cache_choice import default_prompt_folder
     from moeflow.planner.figures.policy_map import num_map_points, policy_map
     from moeflow.planner.figures.roofline_figures import roofline_figures
-    from moeflow.planner.hardware.calibrate_device import measure_device
+    from moeflow.planner.hardware.device_rates import device_rates, expert_rates
+    from moeflow.planner.hardware.gpu_figures import figures_file, gpu_figures
     from moeflow.planner.hardware.host import host_resources
     from moeflow.planner.hardware.this_machine import how_measured, known_machine, was_disturbed
     from moeflow.planner.made_files import made_files

@@ -13,12 +13,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from moeflow.core.whole_file import whole_file
 from moeflow.kernels.on_demand import on_demand
 
 with on_demand(__name__):
     import safetensors
     from safetensors import numpy as array_files
+
+    from moeflow.core import whole_file
 
 Importance = Mapping[str, NDArray[np.float32]]  # by the name of a checkpoint's matrix [N, H]: [H], all above zero
 
@@ -41,7 +42,7 @@ def load_importance(file: Path) -> Importance | None:
 
 def save_importance(importance: Importance, file: Path) -> None:
     """Keep it. Raises: OSError."""
-    with whole_file(file) as new:
+    with whole_file.whole_file(file) as new:
         array_files.save_file(dict(importance), new)
 
 

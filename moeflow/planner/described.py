@@ -118,7 +118,8 @@ class _Described:
         usage, machine = self.usage, self.machine
         model, policy = search(self._cost_model(), self.objective)
         reasons = [("weights", f"{self.weights.name}: {self.weights.reason or 'as asked for'}")]
-        why, choices = (*_why(model, policy), *machine_reasons(machine)), self._choices(model, policy)
+        choices = self._choices(model, policy)
+        why = (*_why(model, policy), *machine_reasons(machine, choices.hybrid))
         path = path_in_plan(str(self.settings.model))
         plan = Plan(
             config=engine_config(self.settings, self.shape, self.checkpoint, choices, reasons, model_path=path),

@@ -12,6 +12,7 @@ import msgspec
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.hardware import RAM, Machine
+from moeflow.core.hybrid_config import HybridConfig
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.plan import Plan, Policy, Workload
 from moeflow.kernels.on_demand import on_demand
@@ -29,6 +30,7 @@ from moeflow.planner.resident_experts import min_slots, num_slots, share_on_disk
 
 with on_demand(__name__):
     from moeflow.planner.costs import hybrid_costs
+    from moeflow.planner.hardware import device_rates
 
 
 class Estimator(msgspec.Struct, frozen=True):
@@ -54,7 +56,7 @@ class Estimator(msgspec.Struct, frozen=True):
         model, policy = self.costs(plan.workload), self.policy(limits.max_num_seqs, tokens)
         policy = replace(policy, batch_size=number, micro_batch=number)
         places = (*disk_reasons(model, policy), *self._remote_reasons(model, policy))
-        reasons = (*plan.reasons, *places, *machine_reasons(self.machine))
+        reasons = (*plan.reasons, *places, *machine_reasons(self.machine, self.config.hybrid))
         return replace(
             plan,
             machine=self.machine.name,
@@ -191,7 +193,10 @@ def min_expert_share(costs: ModelCosts) -> float:
     return min_slots(costs.shape.routing.top_k, num_experts) / num_experts if num_experts else 0.0
 
 
-def machine_reasons(machine: Machine) -> list[tuple[str, str]]:
-    """Return how a machine's speed is known; nothing for data sheets."""
+def machine_reasons(machine: Machine, hybrid: HybridConfig | None = None) -> list[tuple[str, str]]:
+    """Return how a machine's speed is known, except for data sheets; and the rates by which experts are shared."""
     how = how_measured(machine)
-    return [("machine", how)] if how else []
+    reasons = [("machine", how)] if how else []
+    if hybrid is not None:
+        reasons.append(("hybrid rates", device_rates.hybrid_rates(machine, hybrid.cpu_weight_format)))
+    return reasons

@@ -87,6 +87,9 @@ def test_a_gpu_that_is_asked_for_has_as_many_experts_as_fit(model):
     assert used[RAM] > NUM_LAYERS * NUM_EXPERTS * EXPERT_VALUES * 2
     assert plan.memory_bytes > NUM_LAYERS * NUM_EXPERTS * EXPERT_VALUES * 2
     assert plan.memory_bytes < 32 * GIB
+    rates = dict(plan.reasons)["hybrid rates"]
+    assert rates.startswith("GPU: reads 300 GB/s, 121 TFLOP/s in bfloat16, a kernel each 10.0 µs; link: 25.0 GB/s ")
+    assert re.search(r"; round trip: 30\.0 µs .*; CPU: reads one token's experts in bfloat16 [\d.]+ GB/s$", rates)
 
 
 @pytest.mark.parametrize("usage", [SERVING, OFFLINE])
@@ -316,6 +319,7 @@ def test_plans_for_described_machines_fit(name, shape, quantize, number):
     config, hybrid, machine = plan.config, plan.config.hybrid, load_machine(name)
     assert (plan.pipeline, config.scheduler.max_num_seqs, config.experts) == (HYBRID, number, None)
     assert plan.forecast.policy.num_gpu_experts == hybrid.num_gpu_experts
+    assert f"experts in {hybrid.cpu_weight_format} " in dict(plan.reasons)["hybrid rates"]
     costs = costs_of(read_bare_config(shipped_models()[shape]), config)
     expert_bytes, num_experts = costs.expert_bytes, costs.shape.routing.num_experts
     slots = costs.num_moe_layers * hybrid.num_gpu_experts * expert_bytes

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moeflow.cli import lazy
-from moeflow.core.cache_dir import existing_folder
+from moeflow.core.cache_dir import cache_folder, existing_folder
+from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import RAM
+from moeflow.core.offload_config import parse_cuda_device
 from moeflow.core.units import GIB, format_bytes
 
 if TYPE_CHECKING:
@@ -93,7 +95,7 @@ def hardware(cpu_isa: str, cache_dir: Path | None = None) -> list[Finding]:
         cpu_kernels(cpu_isa),
         memory(machine),
         *large_pages(),
-        *accelerator(machine),
+        *accelerator(machine, cache_dir),
     ]
 
 
@@ -166,10 +168,12 @@ def _kernels_of(machine: HostResources) -> list[Finding]:
     return [Finding("its kernels", Verdict.WARN, found, remedy)]
 
 
-def accelerator(machine: HostResources, driver: Path = Path("/proc/driver/nvidia/version")) -> list[Finding]:
-    """Return whether torch sees a GPU, and measure it. A machine without one is as good a machine."""
+def accelerator(
+    machine: HostResources, cache_dir: Path | None, driver: Path = Path("/proc/driver/nvidia/version")
+) -> list[Finding]:
+    """Return whether torch sees a GPU, and its figures, which `cache_dir` keeps. A machine needs none."""
     if machine.accelerator is None:
-        found = "none; models run on the processor"
+        found = "none; models run on the processor, which computes all experts"
         if not driver.exists():
             return [Finding("accelerator", Verdict.OK, found)]
         why, has_remedy, remedy = machine.why_no_accelerator.rpartition("; ")
@@ -178,23 +182,31 @@ def accelerator(machine: HostResources, driver: Path = Path("/proc/driver/nvidia
         found = f"a driver for NVIDIA's GPUs, but torch {lazy.torch.__version__}: {why}; {found}"
         return [Finding("accelerator", Verdict.WARN, found, remedy)]
     free = format_bytes(machine.accelerator_free_bytes)
+    name = parse_cuda_device(machine.accelerator)[0]
     try:
-        device, there, back = lazy.measure_device(
-            lazy.torch.device(machine.accelerator), machine.accelerator_free_bytes
-        )
-    except RuntimeError as error:  # torch's, such as a lack of memory
+        file = lazy.figures_file(cache_dir, machine, name)
+        figures = lazy.gpu_figures(name, machine.accelerator_free_bytes, file)
+    except ConfigError as error:
         remedy = "Free some of its memory: other programs may use it"
-        return [Finding("accelerator", Verdict.WARN, f"{free} free, but it cannot be measured: {error}", remedy)]
-    assert device.processor is not None
-    speeds = f"reads {device.read_bytes_per_s / 1e9:.0f} GB/s, {device.processor.peak('bfloat16') / 1e12:.0f} TFLOP/s"
-    link = f"{there.peak_bytes_per_s / 1e9:.1f} GB/s there, {back.peak_bytes_per_s / 1e9:.1f} back"
-    larger = "--device cuda:SIZE streams experts there that do not fit; experimental"
+        return [Finding("accelerator", Verdict.WARN, f"{free} free, but {error}", remedy)]
+    assert figures.level.processor is not None
+    speeds, copies, seam = lazy.device_rates(figures)
     return [
-        Finding("accelerator", Verdict.OK, f"{device.processor.name}, {free} free, {speeds} in bfloat16"),
+        Finding("accelerator", Verdict.OK, f"{figures.level.processor.name}, {free} free, {speeds}"),
         *_kernels_of(machine),
-        Finding("link to it", Verdict.OK, link),
-        Finding("larger models", Verdict.WARN, larger),
+        Finding("link to it", Verdict.OK, copies),
+        Finding("round trip", Verdict.OK, seam),
+        *_experts_of_processor(machine, cache_dir),
+        Finding("larger models", Verdict.WARN, "--device cuda:SIZE streams weights that do not fit; experimental"),
     ]
+
+
+def _experts_of_processor(machine: HostResources, cache_dir: Path | None) -> list[Finding]:
+    """Return how fast the processor computes experts that a GPU has no memory for."""
+    known = lazy.known_machine(cache_folder(cache_dir), machine.num_cores)
+    rates = "" if known is None else lazy.expert_rates(known)
+    remedy = None if rates else "`moeflow plan` measures them"
+    return [Finding("CPU's experts", Verdict.OK, rates or "not measured yet", remedy)]
 
 
 def calibration(cache_dir: Path) -> list[Finding]:

@@ -148,6 +148,7 @@ def limits(config: EngineConfig, shape: ModelConfig) -> list[Finding]:
             "requests", Verdict.OK, f"{scheduler.max_num_seqs} together, {scheduler.max_model_len} tokens each at most"
         ),
     ]
+    found += experts(config, shape)
     if changes := config.sampling_defaults.changes():
         values = ", ".join(f"{name} {value:g}" for name, value in changes.items())
         remedy = "--generation-config none ignores these defaults of the model"
@@ -161,6 +162,21 @@ def limits(config: EngineConfig, shape: ModelConfig) -> list[Finding]:
         remedy = "A larger --kv-cache makes room for longer ones"
         found.append(Finding("context", Verdict.WARN, f"the model could take {shape.max_position} tokens", remedy))
     return found
+
+
+def experts(config: EngineConfig, shape: ModelConfig) -> list[Finding]:
+    """Return the share of experts that a GPU computes, if it computes."""
+    number = shape.routing.num_experts
+    if not number or config.device == "cpu":
+        return []
+    hybrid = config.hybrid
+    if hybrid is None:
+        return [Finding("experts", Verdict.OK, f"100% on {config.device}")]
+    share = f"{hybrid.num_gpu_experts / number:.1%} on {config.device}: {hybrid.num_gpu_experts} of {number} of a layer"
+    others = f"the CPU computes the others in {hybrid.cpu_weight_format}"
+    if hybrid.stream_tokens:
+        others += f"; for a pass of {hybrid.stream_tokens} tokens or more they are copied to {config.device}"
+    return [Finding("experts", Verdict.OK, f"{share}; {others}")]
 
 
 def place(config: EngineConfig) -> str:

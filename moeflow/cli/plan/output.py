@@ -206,6 +206,8 @@ def prediction_table(plan: Plan, forecast: Forecast) -> Table:
     busy = [f"{_RESOURCES.get(name, f'the {name}')} {share:.0%}" for name, share in forecast.busy if share >= MIN_SHARE]
     if len(busy) > 1:
         notes.append(f"Busy while a step is decoded: {', '.join(busy)} of the time.")
+    if rates := dict(plan.reasons).get("hybrid rates"):
+        notes += [f"{rate}." for rate in rates.split("; ")]
     measured = dict(plan.reasons).get("machine", "")
     if measured:
         notes.append(f"This machine was {measured}.")

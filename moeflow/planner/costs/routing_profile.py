@@ -15,8 +15,11 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from moeflow.core.whole_file import whole_file
+from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.costs.hit_curve import EVEN, HitCurve
+
+with on_demand(__name__):
+    from moeflow.core import whole_file
 
 VERSION: Final = 2  # raised when the meaning of the numbers changes
 SHARES_ON_DISK: Final = (0.1, 0.3, 0.5, 0.7, 0.9)  # of experts, in the replayed caches
@@ -93,7 +96,7 @@ def load_profile(file: Path) -> RoutingProfile | None:
 
 def save_profile(profile: RoutingProfile, file: Path) -> None:
     """Keep a profile. Raises: OSError."""
-    with whole_file(file) as new:
+    with whole_file.whole_file(file) as new:
         new.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1))
 
 

@@ -17,7 +17,7 @@ import msgspec
 from moeflow.core.apart import run_apart
 from moeflow.core.cache_dir import cache_folder
 from moeflow.core.errors import ConfigError
-from moeflow.core.hardware import Link, Machine, MemoryLevel
+from moeflow.core.hardware import DEVICE, RAM, Link, Machine, MemoryLevel
 from moeflow.core.sha256 import sha256
 from moeflow.core.untrusted import UnreadableError, read_bounded
 from moeflow.core.whole_file import whole_file
@@ -37,6 +37,16 @@ class GpuFigures(msgspec.Struct, frozen=True):
     level: MemoryLevel
     there: Link
     back: Link
+
+    @classmethod
+    def of(cls, machine: Machine) -> GpuFigures:
+        """Return those of a machine with a GPU."""
+        return cls(machine.level(DEVICE), machine.link(RAM, DEVICE), machine.link(DEVICE, RAM))
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    figures: GpuFigures | None = None
+    problem: str = "the process that measures ended early"  # without figures
 
 
 class _Order(msgspec.Struct, frozen=True):
@@ -79,13 +89,13 @@ def _save(figures: GpuFigures, file: Path) -> None:
 
 
 def _measured(order: _Order) -> GpuFigures:
-    try:
-        found = [msgspec.json.decode(line, type=GpuFigures) for line in run_apart(__name__, msgspec.json.encode(order))]
-    except (OSError, msgspec.DecodeError):
-        found = []
-    if not found:
-        raise ConfigError(f"{order.name} cannot be measured: `moeflow doctor` shows why. Use --device cpu")
-    return found[0]
+    answer = _Answer()
+    with suppress(OSError, msgspec.DecodeError):
+        for line in run_apart(__name__, msgspec.json.encode(order)):
+            answer = msgspec.json.decode(line, type=_Answer)
+    if answer.figures is None:
+        raise ConfigError(f"{order.name} cannot be measured: {answer.problem}. Use --device cpu")
+    return answer.figures
 
 
 def with_gpu(machine: Machine, it: GpuFigures) -> Machine:
@@ -99,8 +109,11 @@ def main() -> None:
     """Carry out the order on stdin."""
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=_Order)
     device = torch.device(order.name)
-    figures = GpuFigures(*calibrate_device.measure_device(device, order.memory_bytes, **order.sizes))
-    sys.stdout.buffer.write(msgspec.json.encode(figures) + b"\n")
+    try:
+        answer = _Answer(GpuFigures(*calibrate_device.measure_device(device, order.memory_bytes, **order.sizes)))
+    except (RuntimeError, AssertionError) as error:  # torch's: a lack of memory, or a build without CUDA
+        answer = _Answer(problem=str(error).partition("\n")[0])
+    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
 
 
 if __name__ == "__main__":

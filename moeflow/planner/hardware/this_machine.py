@@ -20,7 +20,6 @@ from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DISK, RAM, Machine
 from moeflow.core.sha256 import sha256
 from moeflow.core.untrusted import UnreadableError, read_bounded
-from moeflow.core.whole_file import whole_file
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.costs.roofline import processor_of
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from moeflow.planner.hardware.calibrate import OnStep
 
 with on_demand(__name__):
+    from moeflow.core import whole_file
     from moeflow.planner.hardware import calibrate, quick_calibration, rank_bench
 
 TOO_UNCERTAIN: Final = 0.8  # rounds that differ by a factor of 1.8
@@ -241,5 +241,5 @@ def _load(file: Path) -> Machine | None:
 
 
 def _save(machine: Machine, file: Path) -> None:
-    with whole_file(file) as new:
+    with whole_file.whole_file(file) as new:
         new.write_text(machine_to_json(machine))

@@ -8,10 +8,13 @@ import pytest
 from moeflow.cli import lazy
 from moeflow.cli.doctor import diagnostics
 from moeflow.cli.doctor.diagnostics import Finding, Verdict
-from moeflow.core.hardware import DEVICE, RAM, Link, LinkRate, MemoryLevel, Processor
+from moeflow.core.errors import ConfigError
+from moeflow.core.hardware import DEVICE, RAM, KernelEfficiency, Link, LinkRate, MemoryLevel, Processor
 from moeflow.core.hardware import Machine as Described
-from moeflow.core.units import GIB
+from moeflow.core.units import GIB, MIB
+from moeflow.planner.hardware.gpu_figures import GpuFigures, figures_file
 from moeflow.planner.hardware.host import HostResources
+from moeflow.planner.hardware.machine_files import load_machine
 
 
 def machine(available: int = 8 * GIB, accelerator: str | None = None) -> HostResources:
@@ -106,52 +109,82 @@ def test_a_machine_without_accelerator_is_fine(monkeypatch):
     monkeypatch.setitem(vars(lazy), "host_resources", lambda *_: machine())
     by_topic = {finding.topic: finding for finding in diagnostics.hardware("")}
     assert by_topic["accelerator"].verdict is Verdict.OK
+    assert by_topic["accelerator"].found == "none; models run on the processor, which computes all experts"
     assert by_topic["processor"].found.endswith("4 cores to use")
 
 
 def test_a_driver_without_torch_for_it_is_a_warning(tmp_path):
     (tmp_path / "version").touch()
-    (finding,) = diagnostics.accelerator(machine(), tmp_path / "version")
+    (finding,) = diagnostics.accelerator(machine(), tmp_path, tmp_path / "version")
     assert finding.verdict is Verdict.WARN
     assert "finds no CUDA device" in finding.found
     assert "CUDA_VISIBLE_DEVICES" in finding.remedy
     here = replace(machine(), why_no_accelerator="torch is the build for CPUs; pip install another")
-    (finding,) = diagnostics.accelerator(here, tmp_path / "version")
+    (finding,) = diagnostics.accelerator(here, tmp_path, tmp_path / "version")
     assert "torch is the build for CPUs; none; models run on the processor" in finding.found
     assert finding.remedy == "pip install another"
 
 
-def measured(device, capacity_bytes):
-    processor = Processor(name="a GPU", peak_flops_per_s=(("float32", 5e13), ("bfloat16", 7e14)))
+def figures(name, capacity_bytes, file):
+    processor = Processor(
+        name="a GPU", peak_flops_per_s=(("float32", 5e13), ("bfloat16", 7e14)), launch_s=2.5e-6, seam_s=2e-5
+    )
     level = MemoryLevel(name=DEVICE, capacity_bytes=capacity_bytes, read_bytes_per_s=4.1e12, processor=processor)
     ways = ((RAM, DEVICE, 5.5e10), (DEVICE, RAM, 5e10))
-    rates = [(source, target, (LinkRate(transfer_bytes=1, bytes_per_s=rate),)) for source, target, rate in ways]
-    return level, *(Link(source=source, target=target, rates=rate) for source, target, rate in rates)
+    sizes = ((64 * MIB, 1), (MIB, 2))
+    rates = [
+        (source, target, tuple(LinkRate(transfer_bytes=size, bytes_per_s=rate / part) for size, part in sizes))
+        for source, target, rate in ways
+    ]
+    return GpuFigures(level, *(Link(source=source, target=target, rates=rate) for source, target, rate in rates))
 
 
-def test_a_gpu_is_measured(monkeypatch):
-    monkeypatch.setitem(vars(lazy), "measure_device", measured)
-    found = diagnostics.accelerator(replace(machine(accelerator="cuda"), accelerator_free_bytes=16 * GIB))
-    assert found[0].found == "a GPU, 16.0 GiB free, reads 4100 GB/s, 700 TFLOP/s in bfloat16"
-    assert found[1].found == "55.0 GB/s there, 50.0 back"
-    assert "experimental" in found[2].found
+def test_a_gpu_is_measured(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setitem(vars(lazy), "gpu_figures", lambda *given: asked.append(given) or figures(*given))
+    monkeypatch.setitem(vars(lazy), "known_machine", lambda *_: load_machine("l4"))
+    here = replace(machine(accelerator="cuda"), accelerator_free_bytes=16 * GIB)
+    found = {it.topic: it.found for it in diagnostics.accelerator(here, tmp_path)}
+    speeds = "reads 4100 GB/s, 700 TFLOP/s in bfloat16, a kernel each 2.5 µs"
+    assert found["accelerator"] == f"a GPU, 16.0 GiB free, {speeds}"
+    assert found["link to it"] == "55.0 GB/s there, 50.0 back (1.0 MiB at a time: 27.5 GB/s there, 25.0 back)"
+    assert found["round trip"].startswith("20.0 µs to the CPU and back")
+    assert found["CPU's experts"] == "not measured yet"
+    assert "experimental" in found["larger models"]
+    assert asked == [("cuda:0", 16 * GIB, figures_file(tmp_path, here, "cuda:0"))]
 
 
-def test_a_gpu_without_kernels_is_a_warning(monkeypatch):
-    monkeypatch.setitem(vars(lazy), "measure_device", measured)
+def test_measured_rates_of_experts_are_those_of_plans(monkeypatch, tmp_path):
+    ram = load_machine("l4").level(RAM)
+    measured = [
+        KernelEfficiency(kernel="experts", dtype=name, rows=1, share=share)
+        for name, share in (("int4", 0.25), ("bfloat16", 0.5))
+    ]
+    fast = replace(ram.processor, launch_s=0.0, efficiencies=tuple(measured), peak_flops_per_s=(("float32", 1e15),))
+    known = Described(name="here", levels=(replace(ram, read_bytes_per_s=8e10, processor=fast),))
+    monkeypatch.setitem(vars(lazy), "gpu_figures", figures)
+    monkeypatch.setitem(vars(lazy), "known_machine", lambda *_: known)
+    (found,) = (
+        it for it in diagnostics.accelerator(machine(accelerator="cuda"), tmp_path) if it.topic == "CPU's experts"
+    )
+    assert found.found == "reads one token's experts in int4 20, bfloat16 40 GB/s"
+
+
+def test_a_gpu_without_kernels_is_a_warning(monkeypatch, tmp_path):
+    monkeypatch.setitem(vars(lazy), "gpu_figures", figures)
     here = replace(machine(accelerator="cuda"), why_no_kernels="Failed to find C compiler.; x; install gcc")
-    (finding,) = (it for it in diagnostics.accelerator(here) if it.topic == "its kernels")
+    (finding,) = (it for it in diagnostics.accelerator(here, tmp_path) if it.topic == "its kernels")
     assert finding.verdict is Verdict.WARN
     assert "do not run there: Failed to find C compiler.; x. Models run on the processor" in finding.found
     assert finding.remedy == "install gcc"
 
 
-def test_a_gpu_without_room_is_a_warning(monkeypatch):
+def test_a_gpu_without_room_is_a_warning(monkeypatch, tmp_path):
     def full(*_):
-        raise RuntimeError("CUDA out of memory")
+        raise ConfigError("cuda:0 cannot be measured: CUDA out of memory")
 
-    monkeypatch.setitem(vars(lazy), "measure_device", full)
-    (finding,) = diagnostics.accelerator(machine(accelerator="cuda"))
+    monkeypatch.setitem(vars(lazy), "gpu_figures", full)
+    (finding,) = diagnostics.accelerator(machine(accelerator="cuda"), tmp_path)
     assert finding.verdict is Verdict.WARN
     assert "cannot be measured: CUDA out of memory" in finding.found
 

@@ -16,6 +16,7 @@ from moeflow.cli.doctor.diagnostics import Finding, Verdict
 from moeflow.cli.main import main
 from moeflow.core.engine_config import ExpertSlotsConfig, MemoryPlan
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
+from moeflow.core.hybrid_config import HybridConfig
 from moeflow.core.token_choice import TokenChoice
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.packed_files import Damage, pack
@@ -171,6 +172,19 @@ def test_without_the_source_the_built_in_model_cannot_be_made(monkeypatch, tmp_p
     monkeypatch.setitem(vars(lazy), "builtin_source", refuse)
     (finding,) = model_check.examine_builtin_model({"cache_dir": tmp_path})
     assert (finding.verdict, finding.remedy) == (Verdict.WARN, "Run `pip install source`")
+
+
+def test_the_share_of_experts_on_a_gpu_is_told():
+    on_gpu = dataclasses.replace(CONFIG, device="cuda:1", cpu_isa="")
+    hybrid = HybridConfig(num_gpu_experts=1, cpu_weight_format="int4", cpu_isa="avx2", stream_tokens=300)
+    shared = dataclasses.replace(on_gpu, hybrid=hybrid)
+    told = [
+        [it.found for it in model_check.limits(config, TINY) if it.topic == "experts"]
+        for config in (CONFIG, on_gpu, shared)
+    ]
+    share = f"{1 / TINY.routing.num_experts:.1%} on cuda:1: 1 of {TINY.routing.num_experts} of a layer"
+    others = "the CPU computes the others in int4; for a pass of 300 tokens or more they are copied to cuda:1"
+    assert told == [[], ["100% on cuda:1"], [f"{share}; {others}"]]
 
 
 def test_a_memory_limit_is_shared_out_line_by_line():
