@@ -24,11 +24,12 @@ class HybridConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Return the bytes on the GPU for experts on their way to their layer.
 
         Packed experts arrive in two sets, or one at a time where none are streamed. A change of layout takes two copies
-        of a set, and the last set has the layout of slots. The arguments are the experts of a layer, and the bytes of
-        one in each layout.
+        of a set in the larger layout, and the last set has the layout of slots. The arguments are the experts of a
+        layer, and the bytes of one in each layout.
         """
         count = staged_experts(num_experts - self.num_gpu_experts, packed_bytes) if self.stream_tokens else 0
-        return (1 + 2 * count + 2 * max(count, 1)) * packed_bytes + count * slot_bytes
+        changing_bytes = 2 * max(count, 1) * max(packed_bytes, slot_bytes)
+        return (1 + 2 * count) * packed_bytes + changing_bytes + count * slot_bytes
 
 
 def staged_experts(num_cold: int, packed_bytes: int) -> int:

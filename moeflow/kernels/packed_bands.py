@@ -14,6 +14,7 @@ import msgspec
 from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.cpu.packed_weight import matrix_bytes, whole_bands
 from moeflow.kernels.on_demand import torch
+from moeflow.kernels.triton.planar_blocks import levels
 from moeflow.kernels.triton.planar_rows import made_format
 from moeflow.kernels.triton.planar_weights import GROUP, PlanarFormat, PlanarWeights, pack
 from moeflow.kernels.weight_format import BAND, WeightFormat
@@ -45,13 +46,23 @@ _GROUPS: Final[Mapping[str, _Groups]] = {
     "int4": _Groups(32, 1, 4, "int4"),
     "mxfp4": _Groups(64, 1, 8, "mxfp4"),
     "fp8": _Groups(128, 2, 32, "fp8", 128),
+    "q5_0": _Groups(32, 1, 5, "int8"),
+    "iq4_nl": _Groups(32, 1, 4, "int8"),
     "q4_k": _Groups(256, 10, 32, "q4_k"),
+    "q5_k": _Groups(256, 10, 40, "q5_k"),
     "q6_k": _Groups(256, 9, 48, "q6_k", 16),
+    "int8-g128": _Groups(128, 2, 32, "int8-zero", 128),
     "int4-g128": _Groups(128, 2, 16, "int4-zero", 128),
     "int4-g64": _Groups(128, 3, 16, "int4-zero", 64),
     "int4-g32": _Groups(128, 6, 16, "int4-zero"),
 }
 FORMATS: Final = tuple(_GROUPS)  # that have a way to the GPU
+# Packed words interleave codes. Exchanges of bits of a code's place in its word bring codes of so many bits in order.
+_EXCHANGES: Final[Mapping[int, tuple[tuple[int, int], ...]]] = {
+    4: ((0, 1), (1, 2)),
+    2: ((0, 2), (1, 3)),
+    1: ((2, 4), (1, 3), (0, 2), (0, 1)),
+}
 
 
 class ExpertLayout(msgspec.Struct, frozen=True):
@@ -132,7 +143,7 @@ def _plain(packed: Tensor, weight_format: WeightFormat, num_parts: int, rows: in
     if groups.format is None:
         return words.view(getattr(torch, weight_format))[..., :cols].contiguous()
     numbers = bands[..., : 2 * BAND * count * groups.num_numbers].contiguous().view(torch.int16)
-    values = _values_plane(words, groups.format, cols)
+    values = _values_plane(words, weight_format, cols)
     scales = _scales_plane(_rows_of(numbers, num_parts, rows), groups, cols)
     return PlanarWeights(groups.format, values, scales, groups.group)
 
@@ -146,19 +157,40 @@ def _rows_of(lines: Tensor, num_parts: int, rows: int) -> Tensor:
     return flat.view(number, num_parts * rows, -1)
 
 
-def _values_plane(words: Tensor, planar: PlanarFormat, cols: int) -> Tensor:
+def _values_plane(words: Tensor, weight_format: WeightFormat, cols: int) -> Tensor:
     """Return values as `PlanarWeights` has them. Shapes: words [n, rows, words of a row] int32."""
-    match planar:
+    match weight_format:
         case "int8":
             return words.view(torch.int8)[..., :cols].contiguous()
+        case "int8-g128":
+            return words.view(torch.uint8)[..., :cols].contiguous()
         case "fp8":  # a word has the third, first, fourth and second one
             third, first, fourth, second = _in_groups(words.view(torch.uint8), 4).unbind(-1)
             return torch.stack((first, second, third, fourth), dim=-1).flatten(-2)[..., :cols].contiguous()
-        case "q6_k":  # four words of low bits, then two of high bits
-            low, high = torch.split(_in_groups(words, 6), [4, 2], dim=-1)
-            return torch.cat((_nibbles_in_order(low.flatten(-2)), _pairs_in_order(high.flatten(-2))), dim=-1)
+        case "q5_k" | "q6_k":
+            return torch.cat(_low_and_high(words, num_high=1 if weight_format == "q5_k" else 2), dim=-1)
+        case "q5_0":
+            low, high = (it.view(torch.uint8) for it in _low_and_high(words, num_high=1))
+            codes = _codes(low, 4).bitwise_or_(_codes(high, 1).bitwise_left_shift_(4))
+            return codes.view(torch.int8).sub_(16)[..., :cols].contiguous()
+        case "iq4_nl":
+            return levels(_codes(_in_order(words, 4).view(torch.uint8), 4))[..., :cols].contiguous()
         case _:
-            return _nibbles_in_order(words)[..., : cols // 8].contiguous()
+            return _in_order(words, 4)[..., : cols // 8].contiguous()
+
+
+def _low_and_high(words: Tensor, num_high: int) -> tuple[Tensor, Tensor]:
+    """Return words in order: those with the four low bits of all codes, and those with so many high bits."""
+    low, high = torch.split(_in_groups(words, 4 + num_high), [4, num_high], dim=-1)
+    return _in_order(low.flatten(-2), 4), _in_order(high.flatten(-2), num_high)
+
+
+def _codes(packed: Tensor, bits: int) -> Tensor:
+    """Return the codes in bytes, the first lowest. Shapes: [.., n] uint8 -> [.., n * 8 / bits] uint8."""
+    codes = packed.new_empty((*packed.shape, 8 // bits))
+    for place in range(8 // bits):
+        codes[..., place] = packed >> bits * place & (1 << bits) - 1
+    return codes.flatten(-2)
 
 
 def _scales_plane(numbers: Tensor, groups: _Groups, cols: int) -> Tensor:
@@ -168,12 +200,12 @@ def _scales_plane(numbers: Tensor, groups: _Groups, cols: int) -> Tensor:
             return numbers.view(torch.uint8)[..., : cols // GROUP].contiguous()
         case "fp8":
             return numbers.view(torch.float32)
-        case "q4_k":
+        case "q4_k" | "q5_k":
             return numbers.view(torch.int32)
         case "q6_k":  # a word begins with the only number of 16 bits
             first, small = torch.split(_in_groups(numbers, groups.num_numbers), [1, groups.num_numbers - 1], dim=-1)
             return torch.cat((first, torch.zeros_like(first), small), dim=-1).flatten(-2).view(torch.int32)
-        case "int4-zero":
+        case "int4-zero" | "int8-zero":
             return _scales_and_zeros(numbers, groups)[..., : cols // groups.group].contiguous()
         case _:
             return numbers.view(torch.float16)
@@ -196,19 +228,13 @@ def _in_groups(row: Tensor, size: int) -> Tensor:
     return row.view(*row.shape[:-1], -1, size)
 
 
-def _nibbles_in_order(words: Tensor) -> Tensor:
-    """Return words of eight codes in order; packed, the low halves of bytes have the first four."""
-    low, high = words & 0x0F0F0F0F, words >> 4 & 0x0F0F0F0F
-    halves = []
-    for codes in (low, high):
-        pairs = (codes | codes >> 4) & 0x00FF00FF
-        halves.append((pairs | pairs >> 8) & 0xFFFF)
-    return halves[0] | halves[1] << 16
-
-
-def _pairs_in_order(words: Tensor) -> Tensor:
-    """Return words of sixteen codes of two bits in order. Packed, byte j has codes j, 4 + j, 8 + j and 12 + j."""
-    for shift, mask in ((6, 0x00CC00CC), (12, 0x0000F0F0)):  # exchanges two bits of a code's place
-        changed = (words ^ words >> shift) & mask
-        words = words ^ changed ^ changed << shift
+def _in_order(words: Tensor, bits: int) -> Tensor:
+    """Return words whose codes of so many bits are in order. Few copies exist at a time."""
+    words = words.clone()
+    for low, high in _EXCHANGES[bits]:
+        shift = (2**high - 2**low) * bits
+        places = (place for place in range(32 // bits) if place >> low & 1 and not place >> high & 1)
+        mask = sum((1 << bits) - 1 << place * bits for place in places)
+        changed = (words >> shift).bitwise_xor_(words).bitwise_and_(mask)
+        words.bitwise_xor_(changed).bitwise_xor_(changed.bitwise_left_shift_(shift))
     return words

@@ -12,7 +12,7 @@ from moeflow.kernels.packed_bands import FORMATS, ExpertLayout, PlainMatrices, e
 from moeflow.kernels.triton.planar_rows import empty_planar, made_format
 from moeflow.kernels.triton.planar_weights import PlanarWeights, pack
 from moeflow.kernels.weight_format import FORMATS as KNOWN
-from moeflow.kernels.weight_format import WeightFormat
+from moeflow.kernels.weight_format import PLANAR_BITS, WeightFormat
 from tests.kernels.blocks import block_experts, columns_of, kind_of
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason="no kernels here")
@@ -73,6 +73,10 @@ def test_blocks_of_files_keep_their_values(weight_format: WeightFormat, num_bloc
         assert isinstance(got, PlanarWeights)
         assert got.shape == tuple(expected.shape)
         assert torch.equal(_values(got), expected)
+
+
+def test_all_formats_of_gpu_kernels_have_a_way_there() -> None:
+    assert set(FORMATS) == {"float32", "bfloat16", *PLANAR_BITS}
 
 
 def test_slots_of_the_same_format_get_the_same_planes() -> None:

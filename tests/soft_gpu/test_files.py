@@ -22,17 +22,23 @@ CASES: dict[str, tuple[Expected, int]] = {  # what the planner chooses, and laun
     "q8_0": ({"format": "int8", "head": "int8"}, MOST_LAUNCHES * LAYERS),
     "q4_k_m": ({"format": "q4_k", "head": "q6_k"}, MOST_LAUNCHES * LAYERS + OF_A_STACK * 2),
     "llama q4_k_m": ({"format": "q4_k"}, MOST_LAUNCHES * LAYERS + OF_A_STACK * 2),
-    "q5_k": ({"format": "q5_k", "head": "q5_k"}, MOST_LAUNCHES * LAYERS),
+    "q5_k_m": ({"format": "q5_k", "head": "q6_k"}, MOST_LAUNCHES * LAYERS + OF_A_STACK * 2),
     "iq4_xs": ({"format": "bfloat16", "head": ""}, MOST_LAUNCHES * LAYERS),
     "deepseek_v3 fp8": ({"format": "fp8"}, MOST_OF_FAMILY["deepseek_v3"] * SMALL_LAYERS),
     "qwen2_moe gptq 32": ({"format": "int4-g32"}, MOST_LAUNCHES * SMALL_LAYERS),
     "qwen3_next gptq 32": ({"format": "int4-g32"}, MOST_LAUNCHES * SMALL_LAYERS + OF_A_STACK),
     "qwen3_next fp8": ({"format": "fp8"}, 21 * SMALL_LAYERS),
 }
+MORE_CASES: dict[str, tuple[Expected, int]] = {  # formats that become integers of the GPU
+    "q5_0 iq4_nl": ({"format": "q5_0", "head": "q5_0"}, MOST_LAUNCHES * LAYERS),
+    "gptq 8": ({"format": "int8-g128"}, MOST_LAUNCHES * LAYERS),
+}
 MIXED = {  # formats of the first layer
     "qwen3_next gptq 32": {"q_proj": "int4-g32", "k_proj": "bfloat16", "up": "int4-g32"},
     "gpt_oss mxfp4": {"q_proj": "bfloat16", "o_proj": "bfloat16", "up": "mxfp4", "down": "mxfp4"},
     "gptq 32": {"q_proj": "bfloat16", "up": "int4-g32", "down": "int4-g32"},
+    "q5_k_m": {"q_proj": "q5_k", "v_proj": "q6_k", "up": "q5_k", "down": "q6_k"},
+    "q5_0 iq4_nl": {"q_proj": "q5_0", "up": "q5_0", "down": "iq4_nl"},
     "q4_k_m": {"q_proj": "q4_k", "k_proj": "q4_k", "v_proj": "q6_k", "up": "q4_k", "down": "q6_k"},
     "llama q4_k_m": {"q_proj": "q4_k", "v_proj": "q6_k", "up": "q4_k", "down": "q6_k"},
     "qwen3_next fp8": {"q_proj": "fp8", "k_proj": "bfloat16", "up": "fp8", "down": "bfloat16", "shared_down": "fp8"},
@@ -47,10 +53,11 @@ REASONS = {  # parts of them
 
 
 @pytest.mark.slow
-def test_files_run_in_their_formats_and_give_the_tokens_of_their_values() -> None:
-    found = printed_by("run_files", tuple(CASES))
-    assert set(found) == set(CASES)
-    for case, (expected, most) in CASES.items():
+@pytest.mark.parametrize("cases", [CASES, pytest.param(MORE_CASES, marks=pytest.mark.thorough)])
+def test_files_run_in_their_formats_and_give_the_tokens_of_their_values(cases: dict[str, tuple[Expected, int]]) -> None:
+    found = printed_by("run_files", tuple(cases))
+    assert set(found) == set(cases)
+    for case, (expected, most) in cases.items():
         got = found[case]
         assert got["is_equal"], case
         assert got["is_hybrid_equal"], case  # with experts on the GPU and on the CPU

@@ -75,7 +75,7 @@ def from_blocks(blocks: Tensor, kind: BlockKind) -> PlanarWeights:
         case "Q5_0":
             values, scales = _q5_0(rest), head.contiguous().view(torch.float16)
         case "IQ4_NL":
-            values, scales = _levels(_halves(rest).flatten(2)), head.contiguous().view(torch.float16)
+            values, scales = levels(_halves(rest).flatten(2)), head.contiguous().view(torch.float16)
         case "Q4_0":
             values, scales = words_of(_halves(rest).flatten(2), 4), head.contiguous().view(torch.float16)
         case "MXFP4":
@@ -95,11 +95,11 @@ def _q5_0(rest: Tensor) -> Tensor:
     return ((_halves(rest[..., 4:]) | high << 4).to(torch.int8) - 16).flatten(2)
 
 
-def _levels(codes: Tensor) -> Tensor:
+def levels(codes: Tensor) -> Tensor:
     """Return the integers that codes of four bits stand for in IQ4_NL. A table would be a copy to the device."""
     values = torch.full_like(codes, _LEVELS[0], dtype=torch.int8)
     for code, (lower, level) in enumerate(pairwise(_LEVELS), start=1):
-        values += (codes >= code).to(torch.int8) * (level - lower)
+        values.add_(codes >= code, alpha=level - lower)
     return values
 
 
