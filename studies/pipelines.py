@@ -12,7 +12,7 @@ pipelines, and each step decodes one token of each. Pipelines take turns, round 
 tokens. Zero-inference keeps keys and values on the device, so that fewer requests fit: as many as do. A turn is whole
 passes with sampling; the first of each are not counted, and one in which real work was late by more than the emulation
 can hide (another program took the processor) is made again. Link idle is the share of a turn without transfers to the
-device.
+device. Overlap is the time in which link and device both work, as a share of the shorter work.
 
     python -m studies.pipelines MODEL --quantize int4 --device-share 0.26 --host-share 2.06 \\
         --pipeline cgopipe+host:48 --pipeline cgopipe:32 --pipeline fastdecode:128 \\
@@ -20,6 +20,12 @@ device.
     python -m studies.hollow_model mixtral-8x7b FOLDER --narrow 4
     python -m studies.pipelines FOLDER --quantize int4 --device emulated:1GiB,0.3,t4 --device-share 0.17 \\
         --host-share 2.06 --out docs/studies/results/pipelines.jsonl
+
+With `--balance 1`, device and host are as fast as the link, so that every wait shows. With `--streams`, the emulated
+device has the streams of a GPU: one thread launches, and the same code runs as on CUDA. There tokens may differ, too:
+
+    python -m studies.pipelines FOLDER --device emulated:24MiB,0.02,torch --balance 1 --streams --threads 1 \\
+        --requests 64 --micro-batch 8 --rounds 1
 
 On a GPU, whose memory is capped, they come one after the other, each with buffers of its own. There bfloat16 rounds
 differently in other micro-batches: the share of equal tokens is given instead. Idle times are by CUDA events:
@@ -36,11 +42,12 @@ import gc
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
+import msgspec
 import torch
 
 from moeflow.bench.records import Record
@@ -50,7 +57,7 @@ from moeflow.checkpoint.packed.weight_memory import FreshMemory
 from moeflow.cli.bench.output import result_options
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CapacityError
-from moeflow.core.offload_config import DeviceConfig
+from moeflow.core.offload_config import DeviceConfig, EmulatedDeviceConfig
 from moeflow.engine.compute_setup import set_up
 from moeflow.engine.offload.offloaded_model import OffloadedModel
 from moeflow.engine.runner_loading import make_allocator
@@ -60,14 +67,12 @@ from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.loading import load_model
 from moeflow.pipeline.devices.emulated_device import EmulatedDevice
-from moeflow.pipeline.offloading import HOST_TO_DEVICE
-from moeflow.pipeline.runtime.trace import Trace
-from moeflow.pipeline.task import COMPUTE
 from moeflow.planner.choices.offload_plan import OffloadOverrides, costs_of, plan_offload
 from moeflow.planner.costs.model_costs import ModelCosts
+from moeflow.planner.costs.task_costs import WORKS, decode_shape
 from moeflow.planner.resolve import resolve
 from moeflow.settings.settings import Settings
-from studies.gpu_check.pipelines.timed_devices import TimedGpu, merged, timed_devices
+from studies.gpu_check.pipelines.timed_devices import Spans, TimedDevice, at_once, merged, timed_devices
 from studies.harness.command import run_study
 from studies.harness.interleaved import interleaved
 from studies.harness.records import recorder
@@ -89,6 +94,7 @@ class Turn:
     tokens: list[list[int]]  # of each step, one a request
     link_idle: float
     device_idle: float
+    overlap: float  # time in which both work, as a share of the shorter work
     late_share: float
 
 
@@ -96,15 +102,21 @@ class Runner:
     """One pipeline over the model, and the requests that fit."""
 
     def __init__(
-        self, name: str, model: CausalLM, config: EngineConfig, kv: KVStorage, contexts: Sequence[int]
+        self,
+        name: str,
+        model: CausalLM,
+        config: EngineConfig,
+        kv: KVStorage,
+        contexts: Sequence[int],
+        *,
+        has_streams: bool = False,
     ) -> None:
         assert config.offload is not None
         self.pipeline = name
         self.num_resident = config.offload.num_resident_experts
         self.micro_batch = config.offload.micro_batch_tokens
-        self.trace = Trace()
-        with timed_devices() if config.offload.cuda is not None else nullcontext():
-            self.model = OffloadedModel(model, config, self.trace)
+        with timed_devices(has_streams=has_streams):
+            self.model = OffloadedModel(model, config)
         self.contexts = list(contexts)
         self._kv = kv
         self._blocks_per_request = config.scheduler.num_blocks // len(contexts)
@@ -118,23 +130,22 @@ class Runner:
     def turn(self, num_steps: int) -> Turn:
         """Decode some tokens of each request, from the same place on each time."""
         late_s, charged_s = self._late_and_charged_s
-        start = time.perf_counter_ns()
-        busy_s = self._busy_s(start)
+        earlier = [len(spans) for spans in self._spans]
+        start = time.perf_counter()
         tokens = [[(7 * number) % self.model.config.vocab_size for number in range(len(self.contexts))]]
         for step in range(num_steps):
             hidden = self.model(torch.tensor(tokens[-1]), self._context(step))
             tokens.append(self.model.logits(hidden).argmax(dim=1).tolist())
-        end = time.perf_counter_ns()
+        seconds = time.perf_counter() - start
         late_s, charged_s = self._late_and_charged_s[0] - late_s, self._late_and_charged_s[1] - charged_s
-        seconds = (end - start) / 1e9
-        link_idle, device_idle = (
-            1 - (after - before) / seconds for before, after in zip(busy_s, self._busy_s(start), strict=True)
-        )
+        copied, computed = (merged(spans[count:]) for spans, count in zip(self._spans, earlier, strict=True))
+        busy_s = [sum(end - begin for begin, end in spans) for spans in (copied, computed)]
         return Turn(
             seconds=seconds,
             tokens=tokens[1:],
-            link_idle=link_idle,
-            device_idle=device_idle,
+            link_idle=1 - busy_s[0] / seconds,
+            device_idle=1 - busy_s[1] / seconds,
+            overlap=at_once(copied, computed) / min(busy_s) if min(busy_s) else 0.0,
             late_share=late_s / charged_s if charged_s else 0.0,
         )
 
@@ -155,17 +166,12 @@ class Runner:
         )
         return ForwardContext(torch.tensor(starts), metadata, self._kv)
 
-    def _busy_s(self, start: int) -> list[float]:
-        """Return the seconds that link and device have worked; those of an emulated device since `start`."""
-        if isinstance(self.model.device, TimedGpu):
-            return [sum(end - begin for begin, end in merged(spans)) for spans in self.model.device.spans()]
-        return [self._lane_s(HOST_TO_DEVICE, start), self._lane_s(COMPUTE, start)]
-
-    def _lane_s(self, lane: str, start: int) -> float:
-        spans = [span for row in self.trace.rows if row.lane == lane for span in row.spans]
-        return (
-            sum(span.end_ns - span.start_ns for span in spans if span.start_ns >= start and not span.is_blocked) / 1e9
-        )
+    @property
+    def _spans(self) -> tuple[Spans, Spans]:
+        """Return when copies to the device and computing took place so far."""
+        device = self.model.device
+        assert isinstance(device, TimedDevice)
+        return device.spans()
 
 
 def made_up_kv(model: CausalLM, config: EngineConfig) -> KVStorage:
@@ -198,6 +204,32 @@ def max_requests(costs: ModelCosts, host_bytes: float, context: int) -> int:
     """Return how many requests fit on the host, in addition to all weights and two staged layers."""
     staged = 2 * costs.experts_bytes / costs.shape.num_layers
     return int((host_bytes - costs.model_bytes - staged) / (context * costs.kv_bytes))
+
+
+def balanced_device(
+    balance: float, device: DeviceConfig, config: EngineConfig, costs: ModelCosts, micro_batch: int
+) -> EmulatedDeviceConfig:
+    """Return an emulated device whose processor and host each take a share of the link's time in CGOPipe."""
+    limits = config.scheduler
+    overrides = OffloadOverrides(device=device, pipeline="cgopipe", micro_batch_tokens=micro_batch)
+    offload = plan_offload(overrides, costs, dataclasses.replace(limits, max_num_batched_tokens=limits.max_num_seqs))
+    assert isinstance(device, EmulatedDeviceConfig), "a GPU has speeds of its own"
+    shape, number = costs.shape, -(-limits.max_num_seqs // micro_batch)
+    streamed = 1 - offload.num_resident_experts / shape.routing.num_experts
+    layer_s = balance * costs.experts_bytes * streamed / device.speeds.link / shape.num_layers
+    at = decode_shape(costs, micro_batch, statistics.mean(CONTEXTS))
+    device_bytes, host_bytes = (
+        number * sum(work.num_bytes for op in ops for work in WORKS[op][1](at))
+        for ops in (("pre_attention", "post_attention"), ("cpu_attention",))
+    )
+    speeds = msgspec.structs.replace(
+        device.speeds,
+        device_bytes=device_bytes / layer_s,
+        device_flops=0.0,
+        host_bytes=host_bytes / layer_s,
+        host_flops=0.0,
+    )
+    return dataclasses.replace(device, speeds=speeds)
 
 
 def fitted(
@@ -234,6 +266,8 @@ def fitted(
 @click.argument("model")
 @click.option("--quantize", type=click.Choice(["int8", "int4"]))
 @click.option("--device", default="emulated:640MiB,0.15,t4", show_default=True)
+@click.option("--balance", type=float, help="Device and host each take so much of the link's time in CGOPipe.")
+@click.option("--streams", "has_streams", is_flag=True, help="The emulated device launches, as a GPU does.")
 @click.option("--device-share", type=float, help="Its memory as a share of the model, instead of its own size.")
 @click.option("--host-share", type=float, help="Main memory likewise: so many requests, in place of --requests.")
 @click.option("--pipeline", "pipelines", multiple=True, default=PIPELINES, show_default=True, metavar="NAME[:SIZE]")
@@ -241,6 +275,7 @@ def fitted(
     "--requests", "num_requests", default=704, show_default=True, help="Decoded concurrently, where they fit."
 )
 @click.option("--micro-batch", "micro_batches", multiple=True, type=int, default=(32,), show_default=True)
+@click.option("--threads", type=int, help="Of the host; one where other programs run.")
 @click.option("--steps", default=2, show_default=True, help="Tokens of each request in a turn.")
 @click.option("--rounds", default=3, show_default=True)
 @result_options
@@ -248,11 +283,14 @@ def main(
     model: str,
     quantize: str | None,
     device: str,
+    balance: float | None,
+    has_streams: bool,
     device_share: float | None,
     host_share: float | None,
     pipelines: tuple[str, ...],
     num_requests: int,
     micro_batches: tuple[int, ...],
+    threads: int | None,
     steps: int,
     rounds: int,
     as_json: bool,
@@ -270,6 +308,7 @@ def main(
             max_num_batched_tokens=1,
             max_model_len=context,
             kv_dtype="bfloat16",
+            num_threads=threads,
         )
     ).config
     assert config.offload is not None, "the device is smaller than the model"
@@ -286,6 +325,8 @@ def main(
     config = dataclasses.replace(config, scheduler=limits)
     kv = made_up_kv(loaded, config)
     lengths = torch.randint(*CONTEXTS, (num_requests,), generator=torch.Generator().manual_seed(SEED)).tolist()
+    if balance is not None:
+        smaller = balanced_device(balance, smaller, config, costs, micro_batches[0])
     chosen = list(cases(pipelines, micro_batches))
     measured: list[tuple[Record, list[Turn]]] = []
     for together in [[case] for case in chosen] if is_gpu else [chosen]:
@@ -293,7 +334,7 @@ def main(
             runners = []
             for case in together:
                 fitting, count = fitted(case, costs, config, smaller)
-                runners.append(Runner(case[0], loaded, fitting, kv, lengths[:count]))
+                runners.append(Runner(case[0], loaded, fitting, kv, lengths[:count], has_streams=has_streams))
                 stack.callback(runners[-1].model.close)
             turns = take_turns(runners, steps, rounds)
         measured += [(summary(one, mine, steps), mine) for one, mine in zip(runners, turns, strict=True)]
@@ -332,7 +373,7 @@ def undisturbed(runner: Runner, num_steps: int, name: str) -> list[Turn]:
         turns.append(turn := runner.turn(num_steps))
         click.echo(
             f"{name}: {runner.pipeline} ({runner.micro_batch}) {turn.seconds:.2f} s, link idle {turn.link_idle:.0%}, "
-            f"device idle {turn.device_idle:.0%}, late {turn.late_share:.1%}",
+            f"device idle {turn.device_idle:.0%}, overlap {turn.overlap:.0%}, late {turn.late_share:.1%}",
             err=True,
         )
         if turn.late_share < DISTURBED:
@@ -372,7 +413,7 @@ def summary(runner: Runner, turns: Sequence[Turn], num_steps: int) -> Record:
         "tokens_per_s": [round(speed, 2) for speed in speeds],
         **{
             name: round(statistics.median(getattr(turn, name) for turn in turns), 4)
-            for name in ("link_idle", "device_idle", "late_share")
+            for name in ("link_idle", "device_idle", "overlap", "late_share")
         },
     }
 
@@ -396,7 +437,7 @@ def table(records: Sequence[Record]) -> Table:
                 str(record.get("hosted_experts", 0)),
                 spread_text(speeds),
                 f"{statistics.median(speeds) / best:.2f}",
-                *(f"{record[name]:.1%}" for name in ("link_idle", "device_idle", "late_share")),
+                *(f"{record[name]:.1%}" for name in ("link_idle", "device_idle", "overlap", "late_share")),
             )
         )
     columns = (
@@ -409,6 +450,7 @@ def table(records: Sequence[Record]) -> Table:
         "of best other",
         "link idle",
         "device idle",
+        "overlap",
         "late",
     )
     return Table(title, columns, tuple(rows))

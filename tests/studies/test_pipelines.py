@@ -63,6 +63,18 @@ def test_all_pipelines_are_compared(folder, device):
     assert all(record["equal_tokens"] > (0.8 if "torch" in device else 0.999) for record in records)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("launches", [False, True])
+def test_cgopipe_copies_while_it_computes(folder, launches):
+    """Link, device and host take as long; times are emulated, and long."""
+    more = ["--streams"] if launches else []
+    device = "emulated:480KiB,0.001,t4,torch"
+    few = ["--pipeline", "cgopipe", "--pipeline", "fastdecode", "--requests", "12", "--steps", "1"]
+    cgopipe, fastdecode = measured(folder, device, "--balance", "1", "--threads", "1", *few, *more)
+    assert cgopipe["overlap"] > 0.5 > fastdecode["overlap"]
+    assert cgopipe["link_idle"] < fastdecode["link_idle"]
+
+
 @pytest.mark.thorough
 def test_a_gpu_s_pipelines_come_one_after_the_other(folder, monkeypatch):
     """With a stand-in for a GPU: the configuration is a GPU's, the device is this machine."""
@@ -78,7 +90,8 @@ def test_a_gpu_s_pipelines_come_one_after_the_other(folder, monkeypatch):
     monkeypatch.setattr(pipelines, "resolve", lambda settings: resolve(settings, resources=machine))
     monkeypatch.setattr(pipelines, "make_allocator", in_main_memory)
     monkeypatch.setattr(pipelines, "set_up", lambda _: None)
-    monkeypatch.setattr(pipelines, "timed_devices", nullcontext)  # there are no events
+    monkeypatch.setattr(pipelines, "timed_devices", lambda has_streams: nullcontext())  # there are no events
+    monkeypatch.setattr(pipelines.Runner, "_spans", ((), ()))
     records = measured(folder, "cuda:2GiB")
     assert [record["pipeline"] for record in records] == list(pipelines.PIPELINES)
     assert len(devices) == len(records)

@@ -52,12 +52,12 @@ class EmulatedDevice:
 
     def upload(self, target: Tensor, source: Tensor) -> None:
         """Copy to the device. Blocks: as long as the link takes."""
-        with self._up.lasting(_seconds(source.nbytes, self.speeds.link)):
+        with self._up.lasting(seconds(source.nbytes, self.speeds.link)):
             target.copy_(source)
 
     def download(self, target: Tensor, source: Tensor) -> None:
         """Copy from the device. Blocks: as long as the link takes, whose directions are independent."""
-        with self._down.lasting(_seconds(source.nbytes, self.speeds.link)):
+        with self._down.lasting(seconds(source.nbytes, self.speeds.link)):
             target.copy_(source)
 
     def to_device(self, source: Tensor) -> Tensor:
@@ -76,13 +76,13 @@ class EmulatedDevice:
         """Return a `with` block for work on the device, which lasts as long as its slower part: bytes or FLOPs."""
         speeds = self.speeds
         return self._processor.lasting(
-            max(_seconds(num_bytes, speeds.device_bytes), _seconds(flops, speeds.device_flops))
+            max(seconds(num_bytes, speeds.device_bytes), seconds(flops, speeds.device_flops))
         )
 
     def computing_on_host(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
         """Return the same for work on the host's processor."""
         speeds = self.speeds
-        return self._host.lasting(max(_seconds(num_bytes, speeds.host_bytes), _seconds(flops, speeds.host_flops)))
+        return self._host.lasting(max(seconds(num_bytes, speeds.host_bytes), seconds(flops, speeds.host_flops)))
 
     def ordered(self, task: int, after: Sequence[int]) -> AbstractContextManager[None]:
         """Return a `with` block that does nothing: work is finished when its own block ends."""
@@ -98,7 +98,8 @@ class EmulatedDevice:
         return sum(pace.late_s for pace in paces), sum(pace.charged_s for pace in paces)
 
 
-def _seconds(amount: int, per_second: float) -> float:
+def seconds(amount: int, per_second: float) -> float:
+    """Return the emulated time of an amount; a speed of 0 takes none."""
     return amount / per_second if per_second else 0.0
 
 

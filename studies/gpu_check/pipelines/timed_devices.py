@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
-from moeflow.core.offload_config import EmulatedDeviceConfig, OffloadConfig
+from moeflow.core.offload_config import CudaDeviceConfig, EmulatedDeviceConfig, OffloadConfig
 from moeflow.engine.offload import offloaded_model
 from moeflow.pipeline.devices.cuda_device import CudaDevice
-from moeflow.pipeline.devices.emulated_device import EmulatedDevice
+from moeflow.pipeline.devices.emulated_device import EmulatedDevice, seconds
+from moeflow.pipeline.devices.pace import Pace
 from studies.gpu_check import rehearsal
 from studies.gpu_check.options import SOFTWARE
+from studies.gpu_check.pipelines.paced_streams import PacedStream, PacedStreams
 
 Spans = list[tuple[float, float]]  # seconds
 
@@ -99,14 +101,73 @@ class TimedEmulation(EmulatedDevice):
         return self._copied, self._computed
 
 
-@contextmanager
-def timed_devices() -> Iterator[list[TimedGpu | TimedEmulation]]:
-    """Have models made in the block compute on devices that note times; yield these."""
-    devices: list[TimedGpu | TimedEmulation] = []
-    before = offloaded_model.make_device
+class StreamedEmulation(CudaDevice):
+    """An emulated device with the streams of a GPU: one thread launches, and work takes its time on the streams."""
 
-    def make(config: OffloadConfig) -> TimedGpu | TimedEmulation:
-        devices.append(TimedGpu(config) if config.emulated is None else TimedEmulation(config.emulated))
+    def __init__(self, config: EmulatedDeviceConfig) -> None:
+        self._timed = TimedCuda(PacedStreams())
+        super().__init__(_in_main_memory(config), self._timed)
+        self._speeds, self._host, self._work_s = config.speeds, Pace(), 0.0
+
+    def upload(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """See `OffloadDevice`."""
+        self._work_s = seconds(source.nbytes, self._speeds.link)
+        super().upload(target, source)
+
+    def download(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """See `OffloadDevice`."""
+        self._work_s = seconds(source.nbytes, self._speeds.link)
+        super().download(target, source)
+
+    @contextmanager
+    def computing(self, num_bytes: int, flops: int) -> Iterator[None]:
+        """See `OffloadDevice`."""
+        speeds = self._speeds
+        self._work_s = max(seconds(num_bytes, speeds.device_bytes), seconds(flops, speeds.device_flops))
+        with super().computing(num_bytes, flops):
+            yield
+
+    def computing_on_host(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
+        """See `OffloadDevice`."""
+        super().computing_on_host(num_bytes, flops)
+        speeds = self._speeds
+        return self._host.lasting(max(seconds(num_bytes, speeds.host_bytes), seconds(flops, speeds.host_flops)))
+
+    @contextmanager
+    def _launching(self, stream: PacedStream) -> Iterator[Any]:
+        with super()._launching(stream) as end:
+            yield end
+            stream.free_at_s += self._work_s
+            self._work_s = 0.0
+
+    def _record(self, tensor: torch.Tensor, stream: Any) -> None:
+        """Nothing outlives its launch here."""
+
+    def spans(self) -> tuple[Spans, Spans]:
+        """Return when copies to the device and computing took place."""
+        return self._timed.spans("up"), self._timed.spans("compute")
+
+
+def _in_main_memory(config: EmulatedDeviceConfig) -> CudaDeviceConfig:
+    size = config.capacity_bytes
+    return CudaDeviceConfig(name="cpu", memory_bytes=size, capacity_bytes=size)
+
+
+TimedDevice = TimedGpu | TimedEmulation | StreamedEmulation
+
+
+@contextmanager
+def timed_devices(*, has_streams: bool = False) -> Iterator[list[TimedDevice]]:
+    """Have models made in the block compute on devices that note times; yield these.
+
+    `has_streams`: emulated devices launch, as a GPU does.
+    """
+    devices: list[TimedDevice] = []
+    before = offloaded_model.make_device
+    emulation = StreamedEmulation if has_streams else TimedEmulation
+
+    def make(config: OffloadConfig) -> TimedDevice:
+        devices.append(TimedGpu(config) if config.emulated is None else emulation(config.emulated))
         return devices[-1]
 
     offloaded_model.make_device = make
