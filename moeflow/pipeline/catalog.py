@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final, Protocol
 
 import msgspec
@@ -64,5 +65,11 @@ _OWN: Final = {
 }
 PIPELINES: Final = ExtensibleTable("moeflow.pipelines", _OWN, Pipeline)
 SEQUENTIAL: Final = Pipeline("sequential", "one task after another", sequential)
+PROMPTS: Final = Pipeline(
+    "prompts",
+    "zero-inference over prompts whose keys and values go to the host",
+    partial(zero_inference, stores_kv=True),
+    attends_on_host=False,
+)
 # All pipelines that an engine can run:
 OFFLOADING: Final = ExtensibleTable("moeflow.pipelines", {SEQUENTIAL.name: SEQUENTIAL, **_OWN}, Pipeline)

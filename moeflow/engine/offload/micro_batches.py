@@ -129,6 +129,11 @@ def cut_pass(token_ids: Tensor, context: ForwardContext, host: Side, device: Sid
     return micro_batches
 
 
+def loads_kv(micro_batches: Sequence[MicroBatch]) -> bool:
+    """Return whether the device attends to keys and values that earlier passes left on the host."""
+    return any(len(each.copied_blocks) for each in micro_batches if each.attends_on_device)
+
+
 def is_decoding(span: SequenceSpan) -> bool:
     """Return whether a sequence adds few tokens to its context, so that its attention mostly reads."""
     return span.start > 0 and span.num_tokens < MIN_CHUNK

@@ -15,7 +15,7 @@ import torch
 
 from moeflow.core.hardware import DEVICE
 from moeflow.engine.offload.host_split import HostExpertSplit
-from moeflow.engine.offload.micro_batches import MicroBatch
+from moeflow.engine.offload.micro_batches import MicroBatch, loads_kv
 from moeflow.models.layers.attention import Attention
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
@@ -55,12 +55,14 @@ class OffloadOps:
         self._costs = costs
         self._share = share
         self._num_ended = [0] * len(model.layers)  # micro-batches that are through with a layer
+        self._loads_kv = False
         self._attention_works: Sequence[KernelWork] = ()  # of each micro-batch, in a layer
 
     def begin_pass(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Work on these from now on."""
         self.micro_batches = micro_batches
         self._num_ended = [0] * len(self._model.layers)
+        self._loads_kv = loads_kv(micro_batches)
         self._attention_works = [self._costs.attention(it.num_tokens, it.num_seen, it.num_read) for it in micro_batches]
 
     def by_name(self) -> Mapping[str, Op]:
@@ -141,7 +143,8 @@ class OffloadOps:
         if self._kv.is_resident(layer):
             blocks, places = self._kv.layer(layer), micro_batch.on_device
         else:
-            blocks, places = self._kv.window(layer, micro_batch.number), micro_batch.in_window
+            number, places = micro_batch.number, micro_batch.in_window
+            blocks = self._kv.window(layer, number) if self._loads_kv else self._kv.empty_window(layer)
         with self._computing("device_attention", layer, micro_batch) as cost:
             qkv = micro_batch.tensors.pop("qkv")
             attention = self._attentions[layer]
@@ -174,13 +177,13 @@ class OffloadOps:
         return Cost(attended.nbytes)
 
     def _kv_to_pinned(self, layer: int, micro_batch: MicroBatch) -> Cost:
-        if self._kv.is_resident(layer):
+        if self._kv.is_resident(layer) or not self._loads_kv:
             return Cost()
         with self._device.computing_on_host(0, 0):
             return Cost(self._kv.gather(layer, micro_batch.number, micro_batch.copied_blocks))
 
     def _load_kv(self, layer: int, micro_batch: MicroBatch) -> Cost:
-        if self._kv.is_resident(layer):
+        if self._kv.is_resident(layer) or not self._loads_kv:
             return Cost()
         return Cost(self._kv.load(layer, micro_batch.number, len(micro_batch.copied_blocks)))
 

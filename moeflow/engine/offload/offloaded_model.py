@@ -19,7 +19,7 @@ from moeflow.core.offload_config import OffloadConfig
 from moeflow.engine.offload.divided_expert_ops import DividedExpertOps
 from moeflow.engine.offload.expert_places import place_experts
 from moeflow.engine.offload.host_split import HostExpertSplit
-from moeflow.engine.offload.micro_batches import Cut, MicroBatch, Side, cut_pass
+from moeflow.engine.offload.micro_batches import Cut, MicroBatch, Side, cut_pass, loads_kv
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection
 from moeflow.kernels.cpu.packed_weight import PackedRows
 from moeflow.kernels.triton.planar_rows import PlanarRows
@@ -29,7 +29,7 @@ from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.rearranged import Rearranged
 from moeflow.models.layers.rotary import RotaryEmbeddings
-from moeflow.pipeline.catalog import OFFLOADING, SEQUENTIAL, Pipeline
+from moeflow.pipeline.catalog import OFFLOADING, PROMPTS, SEQUENTIAL, Pipeline
 from moeflow.pipeline.device_attention import attending_on_device
 from moeflow.pipeline.devices.cuda_device import CudaDevice
 from moeflow.pipeline.devices.emulated_device import EmulatedDevice
@@ -114,11 +114,10 @@ class OffloadedModel:
 
     def _pipeline_of(self, micro_batches: Sequence[MicroBatch]) -> Pipeline:
         """Return the pipeline of a pass: one that attends on the device, if all of the pass does."""
-        attends_on_host = self._pipeline.attends_on_host and self._pipeline is not SEQUENTIAL
-        all_prompts = all(each.attends_on_device for each in micro_batches)
-        return (
-            OFFLOADING["flexgen"] if attends_on_host and all_prompts and not self._share.num_hosted else self._pipeline
-        )
+        is_fixed = self._pipeline is SEQUENTIAL or not self._pipeline.has_kv_on_host or self._share.num_hosted
+        if is_fixed or not all(each.attends_on_device for each in micro_batches):
+            return self._pipeline
+        return OFFLOADING["flexgen"] if loads_kv(micro_batches) else PROMPTS
 
     def _tasks(
         self, pipeline: Pipeline, micro_batches: Sequence[MicroBatch], *, is_warm: bool, wraps: bool

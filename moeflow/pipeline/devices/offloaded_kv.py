@@ -121,6 +121,10 @@ class OffloadedKV:
             raise RuntimeError(f"the pipeline attends for micro-batch {micro_batch} of layer {layer} without its KV")
         return self._loaded.pop((layer, micro_batch))
 
+    def empty_window(self, layer: int) -> KVBlocks:
+        """Return the window of a pass that loads no blocks: its micro-batches use it one after another."""
+        return self._shape.window(self._windows[0], self._window_blocks, layer)
+
 
 def window_numbers(
     starts: Sequence[int], block_ids: Sequence[Sequence[int]], block_size: int

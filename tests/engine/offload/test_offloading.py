@@ -75,6 +75,33 @@ def test_the_device_attends_to_prompts_and_to_resident_layers(model, monkeypatch
     assert set(attended["_device_attention"]) == everywhere - on_host
 
 
+@pytest.mark.parametrize("pipeline", ["cgopipe", "flexgen"])
+def test_prompts_alone_go_layer_by_layer_and_load_keys_of_earlier_passes_only(model, monkeypatch, pipeline):
+    """So no attention waits on the link behind the next layer's weights; a long prompt's later parts load its first."""
+    passes, healthy = [], OffloadOps.by_name
+
+    def noted(self):
+        ops = dict(healthy(self))
+        return {name: lambda task, name=name, op=op: (passes[-1].append(name), op(task))[1] for name, op in ops.items()}
+
+    def begun(self, micro_batches, begin=OffloadOps.begin_pass):
+        passes.append([])
+        begin(self, micro_batches)
+
+    monkeypatch.setattr(OffloadOps, "by_name", noted)
+    monkeypatch.setattr(OffloadOps, "begin_pass", begun)
+    chosen = offloaded(model, pipeline, 3, max_num_batched_tokens=48)
+    assert run(chosen, (20, 5), 1) == run(config(model), (20, 5), 1)
+    whole = passes[0]
+    assert not {"load_kv", "kv_to_pinned", "cpu_attention"} & set(whole)
+    assert {"device_attention", "store_kv", "save_kv"} <= set(whole)
+    passes.clear()
+    assert run(chosen, (90,), 1) == run(config(model), (90,), 1)
+    first, second = passes
+    assert "load_kv" not in first
+    assert second.count("load_kv") == 3
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_families_run(tmp_path, family):
     random_model(FAMILIES[family]).save_pretrained(tmp_path)
