@@ -27,9 +27,9 @@ Examples:
   python -m studies.paper
   python -m studies.paper --json
 
-Nothing is measured. Figures that went into the machine files, or rest on an assumption of ours, are named and do not
-count; beside them stands what data sheets alone give. The settings are those of tables 4 and 5, several T4s (figures 7
-and 8) and two A100s (figure 10).
+Nothing is measured, and no published figure of a whole model went into a prediction. Columns add one term after the
+other to data sheets. The settings are those of tables 4 and 5 and figure 7, several T4s (figures 7 and 8) and two A100s
+(figure 10).
 """
 
 

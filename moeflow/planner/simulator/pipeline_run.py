@@ -6,8 +6,8 @@ its beginning and at its end. Steps get longer with the context, nearly linearly
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -36,7 +36,6 @@ class PipelineRun:
     costs: ModelCosts
     workload: Workload
     policy: Policy
-    slower: Mapping[str, float] = field(default_factory=dict)  # op -> factor of its time: kernels of another system
 
     def __post_init__(self) -> None:
         """Raise ConfigError where a step would have more tasks than a machine's memory holds."""
@@ -174,8 +173,7 @@ class PipelineRun:
             size = 0 if is_page or task.micro_batch is None else sizes[task.micro_batch]
             key = (task.op, size, kind_of.get(task.layer))
             if key not in known:
-                one = task_cost(task.op, self.machine, shape_of(size, task.layer), self.policy)
-                known[key] = replace(one, seconds=one.seconds * self.slower.get(task.op, 1.0))
+                known[key] = task_cost(task.op, self.machine, shape_of(size, task.layer), self.policy)
             return known[key]
 
         return TimeLine(run_virtually(tasks, cost))

@@ -82,12 +82,6 @@ def test_a_last_smaller_micro_batch_costs_less():
     assert smaller.middle_step.use("host").busy_s < run.middle_step.use("host").busy_s
 
 
-def test_slower_kernels_count_for_their_op_alone():
-    plain, slow = make_run("flexgen-cpu-attention"), make_run("flexgen-cpu-attention", slower={"cpu_attention": 3.0})
-    assert slow.middle_step.use("host").busy_s == pytest.approx(3 * plain.middle_step.use("host").busy_s)
-    assert slow.middle_step.use(COMPUTE).busy_s == pytest.approx(plain.middle_step.use(COMPUTE).busy_s)
-
-
 def test_one_token_takes_no_step():
     run = make_run("cgopipe", workload=Workload(prompt_len=10, gen_len=1, max_prompt_len=10))
     assert run.decode_s == 0
