@@ -32,12 +32,10 @@ def shortened(monkeypatch):
     monkeypatch.setattr(
         paper,
         "scaling",
-        lambda: [
-            {"title": "DBRX", "links": "one", "gen_len": 32, "tokens_per_s": [10.0, 25.0], "published": (2.1, 2.8)}
-        ],
+        lambda: [{"title": "DBRX", "gen_len": 32, "predicted": [10.0, 25.0], "published": [10.0, 20.0]}],
     )
     points = [
-        {"link_gb_per_s": link, "host": host, "weights_on_host": 0.5, "kv_on_host": 0.0, "attends_on_host": False}
+        {"link_gb_per_s": link, "host": host, "weights_on_host": 0.5, "attends_on_host": False, "host_is_ahead": True}
         for host in paper.HOSTS
         for link in paper.LINK_GB_PER_S
     ]
@@ -51,7 +49,8 @@ def test_tables_and_what_each_term_changes():
     for text in (
         "+10%",
         "+50%",
-        "within",
+        "2.50",
+        "50% +",
         "Figure 10",
         "Up to loop: of 4 figures 4 within 35%, 4 within 20%",
     ):
