@@ -40,7 +40,13 @@ class Rival(NamedTuple):
     machine: Machine
     share: float  # of experts on the GPU
     published: tuple[float, float]  # tokens/s, from and to
+    source: str
     workload: Workload = CHAT
+
+    @property
+    def published_text(self) -> str:
+        """The published tokens a second."""
+        return "-".join(f"{each:g}" for each in dict.fromkeys(self.published))
 
     @property
     def forecast(self) -> float:
@@ -91,9 +97,9 @@ RTX_2080: Final = machine(
 I9_14900K: Final = machine(
     "i9-14900K, 8 GB", cpu_flops=2.4e12, ram=89.6e9, gpu_flops=60e12, gpu_gib=8, gpu=272e9, link=25e9
 )
-# 32 cores of 64 FLOP a cycle at 3.55 GHz (bfloat16: twice that) and 12 x DDR5-6000; PCIe 5.0
+# kt-kernel used 16 cores, of 128 FLOP a cycle in bfloat16 at 3.55 GHz. A socket has 12 x DDR5-6000; PCIe 5.0
 RTX_5090: Final = machine(
-    "EPYC 9355, RTX 5090", cpu_flops=14.5e12, ram=576e9, gpu_flops=209e12, gpu_gib=32, gpu=1792e9, link=50e9
+    "EPYC 9355, RTX 5090", cpu_flops=7.3e12, ram=576e9, gpu_flops=209e12, gpu_gib=32, gpu=1792e9, link=50e9
 )
 
 
@@ -113,23 +119,24 @@ def rivals() -> list[Rival]:
         routers="bfloat16",
         layers=(_HALF,) * 36,
     )
+    by_llmfit = "https://github.com/AlexsJones/llmfit/pull/755"
+    by_reader = "https://gokawiil.com/article/74814"
+    by_ktransformers = "https://github.com/kvcache-ai/ktransformers/issues/1914"
+    share = 28 / 128
     return [
-        Rival("llama.cpp, Qwen3-30B-A3B Q4_K_M, --n-cpu-moe 36", four, RTX_2080, 12 / 48, (36.7, 36.7)),
-        Rival("llama.cpp, gpt-oss-120b, --cpu-moe", ModelCosts(oss, formats), I9_14900K, 0.0, (25.0, 25.0)),
-        Rival("kt-kernel, Qwen3-30B-A3B in bfloat16", half, RTX_5090, 0.0, (46.0, 52.0)),
-        Rival("kt-kernel, the same, a prompt", half, RTX_5090, 0.0, (2970.0, 2970.0), LONG),
+        Rival("llama.cpp, Qwen3-30B-A3B Q4_K_M, --n-cpu-moe 36", four, RTX_2080, 12 / 48, (36.7, 36.7), by_llmfit),
+        Rival("llama.cpp, gpt-oss-120b, --cpu-moe", ModelCosts(oss, formats), I9_14900K, 0.0, (25.0, 25.6), by_reader),
+        Rival("kt-kernel, Qwen3-30B-A3B in bfloat16", half, RTX_5090, share, (45.8, 52.5), by_ktransformers),
+        Rival("kt-kernel, the same, a prompt", half, RTX_5090, share, (2966.6, 2966.6), by_ktransformers, LONG),
     ]
 
 
 def table(found: Sequence[Rival]) -> Table:
     """Return forecasts beside published figures."""
-    rows = []
-    for it in found:
-        published = "-".join(f"{each:g}" for each in dict.fromkeys(it.published))
-        rows.append((it.name, it.machine.name, f"{it.forecast:.3g}", published, f"{it.ratio:.2f}"))
-    return Table(
-        "Experts on GPU and CPU, tokens/s", ("program", "machine", "forecast", "published", "ratio"), tuple(rows)
-    )
+    rows = [(it.name, it.machine.name, f"{it.forecast:.3g}", it.published_text, f"{it.ratio:.2f}") for it in found]
+    columns = ("program", "machine", "forecast", "published", "ratio")
+    sources = tuple(f"{each.machine.name}: {each.source}" for each in {it.source: it for it in found}.values())
+    return Table("Experts on GPU and CPU, tokens/s", columns, tuple(rows), sources)
 
 
 @click.command(help=__doc__)

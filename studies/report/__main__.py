@@ -36,6 +36,7 @@ from studies.gguf_answers_table import table as gguf_table
 from studies.harness.command import run_study
 from studies.harness.needs import ROOT
 from studies.memory_budget import table as memory_table
+from studies.offload.device_table import device_groups, device_table
 from studies.offload.tables import offload_table
 from studies.page_streaming_table import table as streaming_table
 from studies.paper.tables import tables as paper_tables
@@ -290,6 +291,11 @@ def write_pipelines(records: list[Record], _docs: Path) -> str:
     return text
 
 
+def write_larger_than_gpu(records: list[Record], _docs: Path) -> str:
+    """Write a table for each model and GPU."""
+    return "".join(text_of([device_table(found)], found) for found in device_groups(records))
+
+
 def write_newest(table: Callable[[Record], Table], key: Callable[[Record], Any]) -> Callable[[list[Record], Path], str]:
     """Return how to write a table of the newest record of each kind that the key tells apart."""
 
@@ -341,6 +347,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
         "Models larger than memory",
         write_newest(offload_table, lambda r: (r["workload"], r["prompt_len"], r["new_tokens"], r["format"])),
     ),
+    "offload_device": ("Models larger than a GPU, beside llama.cpp", write_larger_than_gpu),
     "remote_experts": ("Experts in another machine's memory", write_newest(remote_table, lambda r: r["link"])),
     "sida": ("Classifiers within shares of their experts", write_sida),
     "pipelines": ("Models larger than a device", write_pipelines),

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from moeflow.core.engine_messages import Submission, TokenOutput
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
@@ -21,6 +23,7 @@ from studies.peers.workers.protocol import FollowClock, serve
 KV_TOKENS = 4096  # what the largest batch needs, doubled; or a prompt's and what a pass may add
 MAX_MODEL_LEN = 1024
 MAX_NUM_BATCHED_TOKENS = 2048
+_COUNTED = ("expert_", "gpu_pairs", "cpu_pairs", "streamed_passes")
 
 
 class MoeflowWorker:
@@ -40,13 +43,20 @@ class MoeflowWorker:
             },
         )
         config = resolve(settings).config
-        if config.weight_format != wish["weights"]:  # a figure under the wrong name is worse than none
-            raise SystemExit(f"the engine would keep the weights in {config.weight_format}, not in {wish['weights']}")
+        weights = wish.get("weights", config.weight_format)
+        if config.weight_format != weights:  # a figure under the wrong name is worse than none
+            raise SystemExit(f"the engine would keep the weights in {config.weight_format}, not in {weights}")
         if settings.memory_bytes is None:
             block_bytes = config.kv_cache_bytes // config.scheduler.num_blocks
             kv_tokens = max(KV_TOKENS, config.scheduler.max_model_len + MAX_NUM_BATCHED_TOKENS)
             kv_bytes = block_bytes * kv_tokens // config.scheduler.block_size
             config = resolve(dataclasses.replace(settings, kv_cache_bytes=kv_bytes)).config
+        if "stream_tokens" in wish:
+            if config.hybrid is None:
+                raise SystemExit("the GPU holds the model, or does not share its experts with the CPU")
+            config = dataclasses.replace(
+                config, hybrid=msgspec.structs.replace(config.hybrid, stream_tokens=wish["stream_tokens"])
+            )
         self._engine = Engine.load(config)
         self.vocab_size = self._engine.model.vocab_size
         self._seed = wish["seed"]
@@ -85,9 +95,9 @@ class MoeflowWorker:
         return clock.told(chosen)
 
     def counters(self) -> dict[str, float]:
-        """Return what became of experts, as the server's metrics do."""
+        """Return counts of experts, as the server's metrics do."""
         stats = self._engine.stats()
-        return {name: getattr(stats, name) for name in stats.__struct_fields__ if name.startswith("expert_")}
+        return {name: getattr(stats, name) for name in stats.__struct_fields__ if name.startswith(_COUNTED)}
 
     def logprobs(self, prompt: list[int], count: int) -> list[tuple[int, float]]:
         """See `Worker.logprobs`."""
