@@ -328,7 +328,10 @@ def main(
     if balance is not None:
         smaller = balanced_device(balance, smaller, config, costs, micro_batches[0])
     chosen = list(cases(pipelines, micro_batches))
-    measured: list[tuple[Record, list[Turn]]] = []
+    caps = {"device_share": device_share, "host_share": host_share, "model_bytes": int(costs.model_bytes)}
+    about = {"model": Path(model).name, "weights": config.weight_format, "device": device, **caps, "steps": steps}
+    to = recorder("pipelines", out, as_json=as_json)
+    first: Turn | None = None
     for together in [[case] for case in chosen] if is_gpu else [chosen]:
         with ExitStack() as stack:
             runners = []
@@ -337,15 +340,14 @@ def main(
                 runners.append(Runner(case[0], loaded, fitting, kv, lengths[:count], has_streams=has_streams))
                 stack.callback(runners[-1].model.close)
             turns = take_turns(runners, steps, rounds)
-        measured += [(summary(one, mine, steps), mine) for one, mine in zip(runners, turns, strict=True)]
+        for runner, mine in zip(runners, turns, strict=True):
+            first = first or mine[0]
+            share = equal_tokens(mine, first)
+            assert is_rounded or share == 1, f"{runner.pipeline} gave other tokens than {chosen[0][0]}"
+            result = {**about, **summary(runner, mine, steps), "equal_tokens": round(share, 4)}
+            to.add(result, seed=SEED, threads=config.num_threads)
+        del runner
         give_back(runners)
-    equal_shares = equal_tokens([turns for _, turns in measured])
-    assert is_rounded or min(equal_shares) == 1, "all gave the same tokens"
-    caps = {"device_share": device_share, "host_share": host_share, "model_bytes": int(costs.model_bytes)}
-    about = {"model": Path(model).name, "weights": config.weight_format, "device": device, **caps, "steps": steps}
-    to = recorder("pipelines", out, as_json=as_json)
-    for (result, _), share in zip(measured, equal_shares, strict=True):
-        to.add({**about, **result, "equal_tokens": round(share, 4)}, seed=SEED, threads=config.num_threads)
     to.show(lambda records: [table(records)])
 
 
@@ -389,15 +391,10 @@ def give_back(runners: list[Runner]) -> None:
         torch.cuda.empty_cache()
 
 
-def equal_tokens(turns: Sequence[Sequence[Turn]]) -> list[float]:
-    """Return the share of each one's tokens that are those of the one with the most requests."""
-    longest = max((turn for mine in turns for turn in mine), key=lambda turn: len(turn.tokens[0])).tokens
-    shares = []
-    for mine in turns:
-        steps = [(step, whole[: len(step)]) for turn in mine for step, whole in zip(turn.tokens, longest, strict=True)]
-        pairs = [pair for step, whole in steps for pair in zip(step, whole, strict=True)]
-        shares.append(statistics.mean(token == other for token, other in pairs))
-    return shares
+def equal_tokens(turns: Sequence[Turn], other: Turn) -> float:
+    """Return the share of tokens that are those of another turn, over the requests of both."""
+    steps = [pair for turn in turns for pair in zip(turn.tokens, other.tokens, strict=True)]
+    return statistics.mean(one == another for pair in steps for one, another in zip(*pair, strict=False))
 
 
 def summary(runner: Runner, turns: Sequence[Turn], num_steps: int) -> Record:

@@ -17,13 +17,16 @@ step had found. `scripts/gpu-check resident` runs models that fit on the GPU, in
     tokens     Tokens of tiny models against the CPU's, with none and half of the experts on the GPU.
     speed      Speed of layers with Qwen3-30B-A3B's shape, a quarter of the experts on the GPU, as a ratio to others.
 
-`scripts/gpu-check pipelines` runs a model that does not fit, in under ten minutes:
+`scripts/gpu-check pipelines` runs a model that does not fit, in under five minutes:
 
-    speeds     Rates of the GPU's memory, arithmetic and link.
-    tokens     Tokens of every pipeline with a small model against the CPU's, in float32 and bfloat16.
     overlap    Seconds of copying and computing at once, by CUDA events.
-    hollow     Writes a Mixtral 8x7B without stored experts, narrower if main memory is too small.
-    pipelines  Runs `studies/pipelines.py` on it, once for each size of the GPU's memory.
+    tokens     Tokens of every pipeline with a small model against the CPU's, in float32 and bfloat16.
+    hollow     Writes half of a Mixtral 8x7B's widths without stored experts, or less if main memory is too small.
+    pipelines  Runs `studies/pipelines.py` on it, once for each size of the GPU's memory, divided like the weights.
+    speeds     Rates of the GPU's memory, arithmetic and link.
+
+`scripts/gpu-check all` runs the steps of all groups in 14 minutes, the most valuable first. A step for which no time is
+left is named.
 
 All need torch, transformers (and with it click, rich, numpy and tokenizers) and safetensors. `resident` and `hybrid`
 need Triton, and `hybrid` the kernels for the CPU. `stand_ins.py` replaces other packages that are missing. Without a

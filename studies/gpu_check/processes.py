@@ -16,16 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from studies.gpu_check.findings import Findings
-from studies.gpu_check.options import PIPELINES, is_rehearsal
+from studies.gpu_check.options import PIPELINES, Step, is_rehearsal
 
 _OUTCOME = "outcome.json"
 
 
-def in_process(step: str, options: argparse.Namespace, scratch: Path, limit_s: float) -> dict[str, Any]:
+def in_process(step: Step, options: argparse.Namespace, scratch: Path, limit_s: float) -> dict[str, Any]:
     """Run a step in a separate process, and return its output or its failure."""
     began_s = time.monotonic()
-    command = [sys.executable, "-m", "studies.gpu_check", options.group, "--step", step, "--scratch", str(scratch)]
-    for name in ("device", "shape", "middle", "requests", "micro_batch"):
+    command = [sys.executable, "-m", "studies.gpu_check", step.group, "--step", step.title]
+    command += ["--scratch", str(scratch), "--device", step.device(options)]
+    for name in ("shape", "middle", "requests", "micro_batch"):
         command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
     log = scratch / "log"
     with log.open("w", encoding="utf-8") as output:

@@ -33,7 +33,7 @@ class Report:
             "machine": machine(),
             "versions": versions(),
             "gpu": _gpu(),
-            "device": options.device,
+            "device": options.device or "cuda",
             "stand_ins": STAND_INS,
         }
 

@@ -19,7 +19,7 @@ from studies.gpu_check.findings import Findings
 from studies.gpu_check.options import STEPS, parsed, steps_of
 from studies.gpu_check.pipelines import hollow, overlap, tokens
 from studies.gpu_check.pipelines.timed_devices import at_once, merged
-from studies.gpu_check.report import aligned
+from studies.gpu_check.report import Report, aligned
 from studies.gpu_check.resident.accuracy import relative_error
 
 ROOT = Path(__file__).parent.parent.parent
@@ -42,7 +42,7 @@ def arguments(tmp_path, monkeypatch):
     (tmp_path / "shape.json").write_text(json.dumps({**config, **SIZES, "num_key_value_heads": 2}))
     for module in (tokens, overlap):
         monkeypatch.setattr(module, "OFFLOADING", ("cgopipe", "sequential"))
-    monkeypatch.setattr(tokens, "CUTS", tokens.CUTS[:1])
+    monkeypatch.setattr(tokens, "CUTS", tokens.CUTS[:2])
     return [
         "pipelines",
         *("--device", "emulated:{memory},1000,torch"),
@@ -135,14 +135,41 @@ def test_without_a_gpu_it_says_what_it_would_run(group, tmp_path):
     check = [ROOT / "scripts" / "gpu-check", group, "--out", "gpu-check.json"]
     done = subprocess.run(check, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    more = ("pipelines 16GiB", "pipelines 24GiB") if group == "pipelines" else ()
-    for step in (*STEPS[group], *more):
-        assert f"  {step}\n" in done.stdout
+    names = [step.title for step in steps_of(parsed([group]))]
+    assert [line.strip() for line in done.stdout.splitlines()[1:]] == names
+    assert ("pipelines 16GiB" in names) == (group == "pipelines")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_steps_of_a_hybrid_model_take_five_minutes():
-    assert sum(STEPS["hybrid"].values()) <= parsed(["hybrid"]).time_limit == 300
+@pytest.mark.parametrize("group", ["hybrid", "pipelines"])
+def test_the_steps_of_a_model_that_does_not_fit_take_five_minutes(group):
+    options = parsed([group])
+    assert sum(step.limit_s for step in steps_of(options)) <= options.time_limit == 300
+
+
+def test_all_groups_share_a_slot_and_steps_without_time_are_named(tmp_path, monkeypatch):
+    began = []
+
+    def in_process(step, options, scratch, limit_s):
+        began.append((step.group, step.title, limit_s))
+        return {"seconds": 1.0}
+
+    monkeypatch.setattr(command, "in_process", in_process)
+    given = ["all", "--device", "emulated:{memory},1000", "--out", str(tmp_path / "out.json")]
+    assert command.main(given) == 0
+    assert parsed(given).time_limit == 840
+    named = {(group, title.split(" ")[0]) for group, title, _ in began}
+    assert named == {(group, name) for group, steps in STEPS.items() for name in steps}
+    assert [title for _, title, _ in began if "GiB" in title] == ["pipelines 16GiB", "pipelines 24GiB"]
+    assert max(limit_s for *_, limit_s in began) == 170
+    began.clear()
+    monkeypatch.setattr(Report, "left_s", property(lambda report: 45.0 - 40.0 * len(began)))
+    assert command.main(given) == 1
+    assert [title for _, title, _ in began] == ["kernels"]
+    assert began[0][2] == 45
+    steps = json.loads((tmp_path / "out.json").read_text())["steps"]
+    assert len(steps) == 16
+    assert {step.get("error") for step in steps[1:]} == {"no time was left"}
 
 
 def test_the_steps_of_a_resident_model_take_eight_minutes():
@@ -220,8 +247,9 @@ def test_other_tokens_fail_the_step(arguments, monkeypatch, capfd):
 def test_pipelines_are_rehearsed_in_software(tmp_path):
     given = ["pipelines", "--device", "softgpu", "--middle", "16", "--scratch", str(tmp_path)]
     options = parsed(given)
-    assert steps_of(options) == ["tokens", "overlap"]
-    found = processes.in_process("overlap", options, tmp_path, 300.0)
+    steps = steps_of(options)
+    assert [step.title for step in steps] == ["overlap", "tokens"]
+    found = processes.in_process(steps[0], options, tmp_path, 300.0)
     assert "error" not in found, found["log"]
     assert all(0 <= each["link_busy"] <= 1 for each in found["result"].values())
     assert all(each["computing_s"] > 0 for each in found["result"].values())
@@ -243,18 +271,18 @@ def test_time_that_two_share_is_measured():
 
 @pytest.mark.thorough
 def test_the_pipelines_are_compared_on_a_hollow_model(arguments, tmp_path):
-    assert outcome(arguments, tmp_path, "hollow")["narrow"] == 1
+    assert outcome(arguments, tmp_path, "hollow")["narrow"] == 2
     result = outcome(arguments, tmp_path, "pipelines 16MiB")
-    assert result["device"] == "emulated:16MiB,1000,torch"
+    assert result["device"] == "emulated:4MiB,1000,torch"
     assert {record["pipeline"] for record in result["records"]} >= {"cgopipe", "flexgen", "zero-inference"}
 
 
 def test_a_model_too_large_for_main_memory_is_made_narrower(arguments, tmp_path, monkeypatch):
     written = []
     monkeypatch.setattr(hollow, "write_hollow_mixtral", lambda *arguments: written.append(arguments[2]))
-    monkeypatch.setattr(hollow, "host_resources", lambda: SimpleNamespace(available_bytes=40e9))
+    monkeypatch.setattr(hollow, "host_resources", lambda: SimpleNamespace(available_bytes=20e9))
     result = outcome([*arguments, "--shape", "mixtral-8x7b"], tmp_path, "hollow")
-    assert result["narrow"] == written[0] == 2  # a quarter of 93 GB fits
+    assert result["narrow"] == written[0] == 4  # a sixteenth of 93 GB fits
 
 
 @pytest.mark.thorough
@@ -262,20 +290,21 @@ def test_a_step_that_fails_leaves_the_others_their_turn(arguments, tmp_path, mon
     really = command.in_process
 
     def in_process(step, options, scratch, limit_s):
-        return really(step, options, scratch, limit_s) if step == "hollow" else {"seconds": 1.0, "result": {}}
+        return really(step, options, scratch, limit_s) if step.name == "hollow" else {"seconds": 1.0, "result": {}}
 
     monkeypatch.setattr(command, "in_process", in_process)
     assert command.main([*arguments, "--shape", str(tmp_path / "nowhere.json")]) == 1
     report = json.loads((tmp_path / "out.json").read_text())
     steps = {step["step"]: step for step in report["steps"]}
-    assert list(steps) == ["speeds", "tokens", "overlap", "hollow", "pipelines 16MiB"]
+    assert list(steps) == ["overlap", "tokens", "hollow", "pipelines 16MiB", "speeds"]
     assert [name for name, step in steps.items() if "error" in step] == ["hollow"]
     assert any("nowhere.json" in line for line in steps["hollow"]["log"])
 
 
 def test_a_step_that_hangs_is_ended_and_leaves_what_it_found(arguments, tmp_path):
     Findings(tmp_path / "outcome.json").note(first=1)
-    ended = processes.in_process("speeds", parsed(arguments), tmp_path, 0.05)
+    options = parsed(arguments)
+    ended = processes.in_process(steps_of(options)[-1], options, tmp_path, 0.05)
     assert ended["error"] == "was not done after 0 s"
     assert ended["result"] == {"first": 1}
 

@@ -38,3 +38,4 @@ def run(options: argparse.Namespace, findings: Findings) -> None:
             "link_busy": round(busy[0] / (copied[-1][1] - copied[0][0]), 3),
         }
         findings.note(**{name: found})
+        findings.row(name, f"{found['overlap']:.0%} overlap", f"link busy {found['link_busy']:.0%}")
