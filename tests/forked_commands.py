@@ -10,13 +10,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 # Reads a command a line, and writes the code with which its process ended.
 _PARENT = """
-import gc, json, os, runpy, sys
-import torch, transformers.models.mixtral.modeling_mixtral
+import gc, importlib, json, os, runpy, sys
+folder, *imported = sys.argv[1:]
+for name in imported:
+    importlib.import_module(name)
 gc.freeze()  # or each process would, at its end, look through all of torch for garbage
 for line in sys.stdin:
     how, what, *arguments = json.loads(line)
@@ -26,10 +28,9 @@ for line in sys.stdin:
     print(os.waitstatus_to_exitcode(status), flush=True)
 else:
     sys.exit()
-for number, name, mode in ((0, os.devnull, "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+for number, name, mode in ((0, os.devnull, "r"), (1, f"{folder}/stdout", "w"), (2, f"{folder}/stderr", "w")):
     with open(name, mode) as file:
         os.dup2(file.fileno(), number)
-os.chdir(HERE)
 sys.argv = [what, *arguments]
 if how == "-m":
     runpy.run_module(what, run_name="__main__", alter_sys=True)
@@ -39,14 +40,15 @@ else:
 
 
 @contextlib.contextmanager
-def forked_commands(folder: Path, **environment: str) -> Iterator[Callable[..., str]]:
+def forked_commands(folder: Path, imported: Sequence[str], **environment: str) -> Iterator[Callable[..., str]]:
     """Yield a function that runs Python with arguments, `-m module ...` or `-c code`, and returns the output.
 
-    The folder is for files with the output of commands. A command that fails raises an AssertionError with its output.
+    The folder is for files with the output of commands. `imported` names the modules that all of them find imported.
+    A command that fails raises an AssertionError with its output.
     """
-    command = [sys.executable, "-c", _PARENT.replace("HERE", repr(os.getcwd()))]
+    command = [sys.executable, "-c", _PARENT, str(folder), *imported]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=folder, env={**os.environ, **environment}, **pipes) as parent:  # type: ignore[call-overload]
+    with subprocess.Popen(command, env={**os.environ, **environment}, **pipes) as parent:  # type: ignore[call-overload]
 
         def run(*arguments: str) -> str:
             parent.stdin.write(json.dumps(arguments) + "\n")

@@ -54,7 +54,8 @@ def run(tmp_path_factory):
         ]
         (info / "entry_points.txt").write_text("\n".join([*lines, ""]))
     path = os.pathsep.join(map(str, [site, ROOT, *EXAMPLES]))
-    with forked_commands(tmp_path_factory.mktemp("printed"), PYTHONPATH=path) as run:
+    imported = "torch", "transformers.models.mixtral.modeling_mixtral"
+    with forked_commands(tmp_path_factory.mktemp("printed"), imported, PYTHONPATH=path) as run:
         yield run
 
 
