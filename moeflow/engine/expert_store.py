@@ -91,6 +91,7 @@ class ExpertStore:
             self.pool = ExpertPool(self.cache, views[0], slots_of_layers=views if spec.expert_formats else ())
             self.pool.fetcher = self._disk
             self._disk.serve(self.cache)
+            self._before = self.cache.stats()
             self.prefetch = PrefetchDriver[Batch](self.cache)
             self.pool.remote = self._remote_experts(config.remote, shape, is_wide=is_wide)
             on_failure.pop_all()
@@ -140,6 +141,10 @@ class ExpertStore:
         """Receive a request of a later pass."""
         self.prefetch.expect(request)
 
+    def count_anew(self) -> None:
+        """Leave experts that were read until now out of the statistics."""
+        self._before = self.cache.stats()
+
     def begin_pass(self, batch: Batch) -> None:
         """Begin a pass. Blocks: while prefetch sources compute."""
         self._pass_began_s = perf_counter()
@@ -165,7 +170,7 @@ class ExpertStore:
 
     def stats(self) -> ExpertStats:
         """Return the counters as they are now."""
-        now, remote = self.cache.stats(), self.pool.remote
+        now, remote = self.cache.stats() - self._before, self.pool.remote
         return ExpertStats(
             memory_limit_bytes=self._memory_bytes,
             expert_slots=self.cache.num_slots,

@@ -44,7 +44,7 @@ def make_kv_storage(config: EngineConfig, shape: ModelConfig, rank: int = 0) -> 
         other_heads=of_rank.attention.other_heads,
         dtype=config.kv_dtype,
         device=device,
-        gives_back=config.experts is not None,
+        gives_back=config.experts is not None and config.hybrid is None,
     )
     if shape.recurrent is not None and slots is not None:
         storage.states = state_storage.StateStorage(shape.recurrent, slots.num_slots, device)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
+import msgspec
+
 from moeflow.core.batch import Batch
 from moeflow.core.engine_config import EngineConfig, SchedulerConfig
 from moeflow.core.engine_messages import ExpertStats
 from moeflow.core.graph_sizes import captured_sizes
 from moeflow.core.request import Request
+from moeflow.engine.expert_store import ExpertStore
 from moeflow.experts.hybrid.hybrid_experts import HybridLayers
 from moeflow.experts.hybrid.hybrid_pool import HybridPool
 
@@ -14,31 +19,49 @@ from moeflow.experts.hybrid.hybrid_pool import HybridPool
 class HybridStore:
     """The experts of a loaded model."""
 
-    stall_s = 0.0  # passes never wait for a disk
+    def __init__(self, layers: HybridLayers, config: EngineConfig, top_k: int, disk: ExpertStore | None = None) -> None:
+        """Fill the GPU's slots. `disk` None: main memory has all experts.
 
-    def __init__(self, layers: HybridLayers, config: EngineConfig, top_k: int) -> None:
-        """Fill the GPU's slots. Raises: CapacityError if the GPU lacks memory; ConfigError."""
+        Raises: CapacityError if the GPU lacks memory; ConfigError; StorageError if an expert cannot be read.
+        """
+        self._disk = disk
         self.pool = HybridPool(layers, _most_rows(config.scheduler, layers.config.stream_tokens), top_k)
+        self._leave_to_gpu()
+        if disk is not None:
+            disk.count_anew()
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds that passes have waited for a disk."""
+        return 0.0 if self._disk is None else self._disk.stall_s
 
     def expect(self, request: Request) -> None:
         """Receive a request of a later pass, which changes nothing."""
 
     def begin_pass(self, batch: Batch) -> None:
-        """Begin a pass."""
+        """Begin a pass. Blocks: while experts that move are read. Raises: StorageError if one cannot be read."""
+        if self._disk is not None:
+            self._disk.begin_pass(batch)
         self.pool.begin_pass(batch.num_tokens)
+        self._leave_to_gpu()
 
     def end_pass(self, num_tokens: int) -> None:
         """End a pass without an error."""
         self.pool.end_pass()
+        if self._disk is not None:
+            self._disk.end_pass(num_tokens)
 
     def drop_pass(self) -> None:
         """End a failed pass. Blocks: until the GPU is idle."""
         self.pool.drop_pass()
+        if self._disk is not None:
+            self._disk.drop_pass()
 
     def stats(self) -> ExpertStats:
         """Return the counters as they are now."""
         now = self.pool.counters()
-        return ExpertStats(
+        return msgspec.structs.replace(
+            ExpertStats() if self._disk is None else self._disk.stats(),
             experts_on_gpu=self.pool.num_slots,
             gpu_pairs_total=now.num_gpu_pairs,
             cpu_pairs_total=now.num_cpu_pairs,
@@ -49,8 +72,16 @@ class HybridStore:
         )
 
     def close(self) -> None:
-        """Let main memory go that the GPU copies from."""
-        self.pool.close()
+        """Let main memory go that the GPU copies from, and end reading threads."""
+        with ExitStack() as closing:
+            if self._disk is not None:
+                closing.callback(self._disk.close)
+            self.pool.close()
+
+    def _leave_to_gpu(self) -> None:
+        """Free the slots in main memory of the GPU's experts."""
+        if self._disk is not None:
+            self._disk.cache.leave(self.pool.is_on_gpu.ravel())
 
 
 def _most_rows(scheduler: SchedulerConfig, stream_tokens: int) -> int:

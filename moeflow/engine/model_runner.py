@@ -155,7 +155,8 @@ class ModelRunner:
         self.info = info
         self._model = model
         self._experts, self._lossy = experts, lossy
-        self._store = cast("expert_store.ExpertStore | None", experts if config.experts is not None else None)
+        comes_from_disk = config.experts is not None and config.hybrid is None
+        self._store = cast("expert_store.ExpertStore | None", experts if comes_from_disk else None)
         hybrid = cast("hybrid_store.HybridStore | None", experts if config.hybrid is not None else None)
         self._recorder = recorder
         self._closed_too: list[Closable] = []

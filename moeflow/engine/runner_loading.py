@@ -92,7 +92,7 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         if ranks is not None:
             on_failure.callback(ranks.close)
         replica = _expert_replica(checkpoint, config)
-        hybrid = _hybrid_layers(checkpoint, config)
+        hybrid = _hybrid_layers(checkpoint, config, experts)
         memory = weight_memory(checkpoint, config, experts, progress, replica)
         upkeep = None if ranks is None else make_upkeep(checkpoint, config, ranks.group)
         allocator = make_allocator(config, memory, experts, recorder, upkeep, replica, hybrid)
@@ -108,7 +108,7 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         if tables is not None:
             on_failure.callback(tables.close)
             lossy = _lossy_routing(model, tables, config)
-        if experts is not None:
+        if experts is not None and hybrid is None:
             experts.prefetch_by(prefetch_sources.prefetch_sources(model, checkpoint, config, tables))
         if ranks is not None:
             ranks.wait_until_loaded()
@@ -120,7 +120,7 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
             assert isinstance(model, CausalLM), "devices are for decoder-only models"
             served = offloaded_model.OffloadedModel(model, config, trace)
             on_failure.callback(served.close)
-        store: PassExperts | None = experts or _hybrid_store(hybrid, config, model.config, on_failure)
+        store = _pass_experts(hybrid, config, model.config, experts, on_failure)
         info = _describe(model.config, checkpoint, config)
         others = OtherProcesses(ranks, upkeep, replica)
         runner = ModelRunner(served, config, info, store, recorder, trace, others, lossy)
@@ -163,7 +163,7 @@ def weight_memory(
     replica: expert_replica.ExpertReplica | None = None,
 ) -> WeightMemory:
     """Return the memory of the weights, filled if they have been packed before."""
-    if experts is not None:
+    if experts is not None and config.hybrid is None:
         return resident_reader.read_resident(experts.index)
     left_out = () if replica is None else replica.others_experts
     if not config.packed_file:
@@ -217,7 +217,9 @@ def make_allocator(
     )
 
 
-def _hybrid_layers(checkpoint: Checkpoint, config: EngineConfig) -> hybrid_experts.HybridLayers | None:
+def _hybrid_layers(
+    checkpoint: Checkpoint, config: EngineConfig, experts: expert_store.ExpertStore | None
+) -> hybrid_experts.HybridLayers | None:
     if config.hybrid is None:
         return None
     shape = read_model_config(checkpoint)
@@ -228,7 +230,25 @@ def _hybrid_layers(checkpoint: Checkpoint, config: EngineConfig) -> hybrid_exper
             f"experts in {', '.join(sorted(unknown))} have no way to the GPU; those in "
             f"{', '.join(packed_bands.FORMATS)} have: choose one (--quantize), or the CPU alone (--device cpu)"
         )
-    return hybrid_experts.HybridLayers(config.hybrid, formats, shape.routing.num_experts, device_of_layers(config))
+    disk = None if experts is None else experts.pool
+    return hybrid_experts.HybridLayers(
+        config.hybrid, formats, shape.routing.num_experts, device_of_layers(config), disk
+    )
+
+
+def _pass_experts(
+    layers: hybrid_experts.HybridLayers | None,
+    config: EngineConfig,
+    shape: ModelConfig,
+    experts: expert_store.ExpertStore | None,
+    on_failure: ExitStack,
+) -> PassExperts | None:
+    """Return the experts of a loaded model; None: all are in one place."""
+    if layers is None:
+        return experts
+    store = hybrid_store.HybridStore(layers, config, shape.routing.top_k, experts)
+    on_failure.callback(store.pool.close)
+    return store
 
 
 def _formats_of_experts(
@@ -239,17 +259,6 @@ def _formats_of_experts(
         return [(it.up, it.down) for it in map(config.layer_formats.__getitem__, shape.moe_layers)]
     same = cast(WeightFormat, hybrid.cpu_weight_format)
     return [(same, same)] * shape.num_moe_layers
-
-
-def _hybrid_store(
-    layers: hybrid_experts.HybridLayers | None, config: EngineConfig, shape: ModelConfig, on_failure: ExitStack
-) -> hybrid_store.HybridStore | None:
-    """Return the experts of a loaded model, which `on_failure` closes."""
-    if layers is None:
-        return None
-    store = hybrid_store.HybridStore(layers, config, shape.routing.top_k)
-    on_failure.callback(store.close)
-    return store
 
 
 def _home_on_both(config: EngineConfig, layers: hybrid_experts.HybridLayers, memory: WeightMemory) -> OnBothProcessors:

@@ -88,6 +88,16 @@ class CachedExperts:
         self.pool, self.layer, self.biases = pool, layer, biases
         self.slots = torch.from_numpy(pool.cache.kernel_reads.slot_table)[layer]  # [E] int32, as of the last update
 
+    def compute_others(
+        self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, elsewhere: Collection[int]
+    ) -> Tensor:
+        """Return what `compute` does without the experts `elsewhere`, which another processor adds. Blocks; raises."""
+        work = _Work(self, hidden, topk_ids, topk_weights, None)
+        work.leave(elsewhere)
+        work.pairs.zero_()
+        self._compute_here(work, lambda: None)
+        return work.sums()
+
     def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the weighted sum of each token's experts plus the residual.
 

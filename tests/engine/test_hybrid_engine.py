@@ -6,9 +6,11 @@ import dataclasses
 
 import pytest
 
-from moeflow.core.errors import CapacityError, ConfigError
+from moeflow.core.engine_config import ExpertSlotsConfig
+from moeflow.core.errors import CapacityError, ConfigError, StorageError
 from moeflow.core.hybrid_config import HybridConfig
 from moeflow.engine.engine import Engine
+from moeflow.experts.cached_experts import CachedExperts
 from moeflow.experts.hybrid import hybrid_pool
 from moeflow.kernels.cpu import extension
 from moeflow.planner.resolve import resolve
@@ -83,3 +85,39 @@ def test_a_gpu_without_memory_is_explained(model, monkeypatch):
 def test_a_trace_of_routing_is_needed_where_one_is_named(model, tmp_path):
     with pytest.raises(ConfigError, match="cannot read"):
         Engine.load(config_of(model, 2, popularity_file=str(tmp_path / "missing")))
+
+
+def on_disk(config, folder, num_slots):
+    """Return a configuration whose main memory has slots for so many experts."""
+    slots = ExpertSlotsConfig(packed_weights_file=str(folder / "packed.slabs"), num_slots=num_slots, slab_bytes=0)
+    return dataclasses.replace(config, experts=slots)
+
+
+@pytest.mark.parametrize("num_slots", [2, 5])
+def test_experts_from_disk_give_the_same_tokens(model, tmp_path, num_slots):
+    plain = resolve(Settings(model=model, dtype="float32", num_threads=1, kv_cache_bytes=2**20)).config
+    expected, _ = answers(plain)
+    for stream_tokens in (0, 20):
+        for num_gpu_experts in (0, 2, 4):
+            config = config_of(model, num_gpu_experts, stream_tokens=stream_tokens)
+            found, stats = answers(on_disk(config, tmp_path, num_slots))
+            assert found == expected
+            assert stats.experts_on_gpu == num_gpu_experts * LAYERS
+            assert (stats.expert_misses_total > 0) == (num_gpu_experts < 4)
+            assert stats.experts_in_slots <= LAYERS * (4 - num_gpu_experts)
+
+
+def test_an_expert_that_cannot_be_read_fails_its_pass_alone(model, tmp_path, monkeypatch):
+    expected, _ = answers(config_of(model, 2))
+    engine = Engine.load(on_disk(config_of(model, 2), tmp_path, 2))
+
+    def fail(*_):
+        raise StorageError("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CachedExperts, "compute_others", fail)
+        with pytest.raises(RuntimeError, match="the disk is gone"):
+            list(greedy_passes(engine, prompts_of(LENGTHS[:1]), NUM_TOKENS))
+    found = [token for outputs in greedy_passes(engine, prompts_of(LENGTHS[:1]), NUM_TOKENS) for token in outputs]
+    assert [token for output in found for token in output.token_ids] == expected["0"]
+    engine.close()

@@ -77,16 +77,17 @@ def make_pool(layers, num_slots, policy="lru", seed=0):
     slab_bytes = layers[0].storage.shape[1]
     arena = SlotArena(num_slots, slab_bytes)
     disk = Disk(layers, arena, seed)
+    shape = (len(layers), layers[0].num_experts)
     cache = ExpertCache(
-        num_layers=NUM_LAYERS,
-        num_experts=NUM_EXPERTS,
+        num_layers=shape[0],
+        num_experts=shape[1],
         num_slots=num_slots,
         slab_bytes=slab_bytes,
-        policy=POLICIES[policy](NUM_LAYERS, NUM_EXPERTS),
+        policy=POLICIES[policy](*shape),
         start_loads=disk.start_loads,
         wait=disk.wait,
     )
-    slots = PackedExperts(num_slots, HIDDEN, WIDTH, layers[0].format, storage=arena.slots)
+    slots = PackedExperts(num_slots, layers[0].hidden, layers[0].width, layers[0].format, storage=arena.slots)
     return ExpertPool(cache, slots), disk
 
 

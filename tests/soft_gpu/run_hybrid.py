@@ -2,6 +2,7 @@
 
 python -m tests.soft_gpu.run_hybrid FAMILY...
 python -m tests.soft_gpu.run_hybrid integers
+python -m tests.soft_gpu.run_hybrid disk
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tests.soft_gpu import machine
 machine.prepare()
 
 from moeflow.core import hybrid_config  # noqa: E402
-from moeflow.core.engine_config import EngineConfig  # noqa: E402
+from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig  # noqa: E402
 from moeflow.core.hybrid_config import HybridConfig  # noqa: E402
 from moeflow.engine.engine import Engine  # noqa: E402
 from moeflow.experts.hybrid.popularity import Move, Popularity  # noqa: E402
@@ -35,7 +36,7 @@ from moeflow.settings.settings import Settings  # noqa: E402
 from studies.small_families import Answers, greedy_passes, prompts_of, small_config, write_small  # noqa: E402
 from tests.soft_gpu import device, kernels  # noqa: E402
 
-INTEGERS = "integers"
+INTEGERS, DISK = "integers", "disk"
 NUM_TOKENS = 6
 NUM_EXPERTS = 8
 SLOTS = (0, 1, 4, 8)
@@ -49,6 +50,8 @@ def main(families: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         if families == [INTEGERS]:
             print(json.dumps(_compare_integers(Path(folder))))
+        elif families == [DISK]:
+            print(json.dumps(_compare_disk(Path(folder))))
         else:
             print(json.dumps({family: _compare(family, Path(folder, family)) for family in families}))
 
@@ -87,6 +90,24 @@ def _compare_integers(folder: Path) -> dict[str, Any]:
     return found
 
 
+def _compare_disk(folder: Path) -> dict[str, Any]:
+    """Return for families with experts in memory or on disk whether tokens are the same, and counts of the latter."""
+    found: dict[str, Any] = {}
+    for family, weight_format, batch in (("qwen3_moe", "int4", 16), ("gpt_oss", "float32", 1)):
+        write_small(family, folder / family, initializer_range=0.1)
+        lengths = [(5, 60)[number % 2] for number in range(batch)]
+        config = small_config(folder / family, device.NAME, "float32")
+        in_memory = replace(config, hybrid=_hybrid(3, weight_format), is_wide=True)
+        slots = ExpertSlotsConfig(packed_weights_file=str(folder / f"{family}.slabs"), num_slots=4, slab_bytes=0)
+        with device.soft_gpu(), kernels.soft_kernels():
+            with _restless():
+                expected, _ = _run(in_memory, lengths)
+            with _restless():
+                got, counts = _run(replace(in_memory, experts=slots), lengths)
+        found[family] = {"is_equal": got == expected, **counts}
+    return found
+
+
 def _hybrid(num_slots: int, weight_format: str = "float32") -> HybridConfig:
     return HybridConfig(
         num_gpu_experts=num_slots,
@@ -115,6 +136,7 @@ def _run(config: EngineConfig, lengths: list[int]) -> tuple[Answers, dict[str, A
         "num_moves": stats.expert_moves_total,
         "num_streamed": stats.streamed_passes_total,
         "pairs": [stats.gpu_pairs_total, stats.cpu_pairs_total],
+        "in_memory": [stats.expert_hits_total, stats.expert_misses_total, stats.experts_in_slots],
     }
 
 

@@ -45,6 +45,23 @@ def test_tokens_are_the_processors_wherever_experts_are(families: tuple[str, ...
 
 
 @pytest.mark.slow
+def test_experts_from_disk_give_the_same_tokens_while_they_move() -> None:
+    found = printed_by("run_hybrid", ("disk",))
+    assert set(found) == {"qwen3_moe", "gpt_oss"}
+    for family, counts in found.items():
+        where = f"{family}: {counts}"
+        assert counts["is_equal"], where
+        assert not counts["pageable_copies"], where
+        assert counts["num_moves"] > 0, where
+        assert (counts["num_streamed"] > 0) == (family == "qwen3_moe"), where
+        assert all(counts["pairs"]), where
+        hits, misses, num_there = counts["in_memory"]
+        assert hits > 0, where
+        assert misses > 0, where
+        assert 0 < num_there <= 4, where
+
+
+@pytest.mark.slow
 def test_integer_weights_give_the_tokens_of_a_gpu_that_has_all() -> None:
     found = printed_by("run_hybrid", ("integers",))
     assert found == {f"{name}, {number} slots": True for name in ("int8", "int4") for number in (0, 4, NUM_EXPERTS)}

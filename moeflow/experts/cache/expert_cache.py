@@ -61,7 +61,7 @@ class ExpertCache:
         self._loads = ExpertLoads(
             self._states, self._victims, self._stats, self._changed, start_loads=start_loads, wait=wait
         )
-        self.is_elsewhere = self._loads.is_elsewhere  # written by remote experts
+        self.is_elsewhere = self._loads.is_elsewhere  # written by remote experts, too
         self.kernel_reads = KernelReads(self._loads, num_layers, num_experts, max_prefetches=max_prefetches)
         self.layer_scan = LayerScan(self._loads, num_layers, num_experts)
 
@@ -135,6 +135,16 @@ class ExpertCache:
             if self._victims.scan is None:
                 self._states.end_prefetches(first, first + self.num_experts, ())
             self._victims.on_use(first + np.array(experts, np.int64))
+
+    def leave(self, numbers: NDArray[np.bool_]) -> None:
+        """Leave experts to another processor: they free their slots, and are not prefetched.
+
+        Shapes: numbers [experts of all layers].
+        """
+        with self._loads.up_to_date():
+            self.is_elsewhere[:] = numbers
+            for number in np.flatnonzero(numbers & self._states.evictable).tolist():
+                self._states.give_back(self._states.evict(number))
 
     def use_counts(self) -> Scores:
         """Return the decayed number of uses of each expert of all layers, since the first call."""

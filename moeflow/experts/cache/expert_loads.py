@@ -43,7 +43,7 @@ class ExpertLoads:
         self.fetcher: Fetcher | None = None  # borrows slots, and reports ended loads
         self.is_read = False  # whether kernels read the table of slots
         self.is_lent = False  # whether slots are lent to kernels: then only these assign slots
-        self.is_elsewhere = np.zeros(len(states.all), bool)  # computed on another machine: not prefetched
+        self.is_elsewhere = np.zeros(len(states.all), bool)  # computed by another machine or processor: not prefetched
         self._start_loads = start_loads
         self._wait = wait
 

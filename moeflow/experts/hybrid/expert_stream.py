@@ -36,12 +36,11 @@ class ExpertStream:
     def __init__(self, layers: HybridLayers, lanes: Lanes) -> None:
         """Allocate memory for the sets. Some experts have no slots. Raises: RuntimeError from torch."""
         self._layers, self._tables, self._lanes, self._device = layers.experts, layers.tables, lanes, layers.device
-        num_bytes = layers.largest_bytes
-        num_cold = layers.experts[0].packed.num_experts - layers.config.num_gpu_experts
-        self._set_size = staged_experts(num_cold, num_bytes)
+        num_cold = self._tables.num_experts - layers.config.num_gpu_experts
+        self._set_size = staged_experts(num_cold, layers.largest_bytes)
         examples = {it.layout: it.matrices for it in layers.experts}
         self._staging = {layout: matrices.others(self._set_size) for layout, matrices in examples.items()}
-        self._buffers = [SlabBuffer(self._set_size, num_bytes, layers.device) for _ in range(_NUM_BUFFERS)]
+        self._buffers = [SlabBuffer(self._set_size, layers, lanes) for _ in range(_NUM_BUFFERS)]
         self._sets: list[_Set] = []
         self._slots: Tensor | None = None  # [sets, E] int32
         self._arrived: dict[int, Event] = {}  # copies that have been started, by the number of the set
@@ -82,8 +81,5 @@ class ExpertStream:
     def _start(self, number: int) -> None:
         if number >= len(self._sets):
             return
-        buffer, experts = self._buffers[number % _NUM_BUFFERS], self._layers[self._sets[number].layer]
-        with self._lanes.copying():
-            for place, expert in enumerate(self._sets[number].experts):
-                buffer.copy(place, experts, expert)
-        self._arrived[number] = self._lanes.copied()
+        buffer, found = self._buffers[number % _NUM_BUFFERS], self._sets[number]
+        self._arrived[number] = buffer.copy(self._layers[found.layer], found.experts, is_scan=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
@@ -11,6 +11,7 @@ import torch
 from moeflow.core.hybrid_config import HybridConfig
 from moeflow.experts.hybrid.slot_tables import SlotTables
 from moeflow.kernels.activation import Activation
+from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu.expert_slots import PresentExperts
 from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.cpu.packed_weight import PackedRows
@@ -21,6 +22,8 @@ from moeflow.kernels.weight_format import WeightFormat
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from moeflow.experts.cached_experts import ExpertPool
 
 
 ExpertFormats: TypeAlias = tuple[WeightFormat, WeightFormat]  # of gates and ups, and of downs
@@ -52,14 +55,29 @@ class ExpertSums(Protocol):
         """Return the weighted sum of each token's experts: [T, H] float32 on the GPU."""
 
 
+class HostSums(Protocol):
+    """A way of computing the CPU's experts of a layer."""
+
+    def sums(self, x: Array, topk_ids: Array, topk_weights: Array, out: Array, /) -> Callable[[], None]:
+        """See `PresentExperts.sums`."""
+
+
 class HybridLayers:
     """The layers with experts, in order."""
 
     def __init__(
-        self, config: HybridConfig, formats: Sequence[ExpertFormats], num_experts: int, device: torch.device
+        self,
+        config: HybridConfig,
+        formats: Sequence[ExpertFormats],
+        num_experts: int,
+        device: torch.device,
+        disk: ExpertPool | None = None,
     ) -> None:
-        """Begin without layers; `formats` are those of each layer's packed experts."""
-        self.config, self.device = config, device
+        """Begin without layers; `formats` are those of each layer's packed experts.
+
+        `disk` has slots in main memory for experts from disk; None: main memory has all experts.
+        """
+        self.config, self.device, self.disk = config, device, disk
         self.tables = SlotTables(len(formats), num_experts, device)
         self._formats = formats
         self.experts: list[HybridExperts] = []
@@ -75,31 +93,22 @@ class HybridLayers:
         """Bytes of the largest packed expert."""
         return max(it.layout.num_bytes for it in self.experts)
 
-    def add(self, matrices: SlotMatrices, packed: PackedExperts, biases: ExpertBiases | None) -> HybridExperts:
-        """Return the experts of the next layer, to be filled by a loader; `biases` are on the GPU."""
-        self.experts.append(HybridExperts(self, len(self.experts), matrices, packed, biases))
-        return self.experts[-1]
-
 
 class HybridExperts:
     """A layer's experts: all of them packed in main memory, some also in slots on the GPU."""
 
     def __init__(
-        self,
-        layers: HybridLayers,
-        layer: int,
-        matrices: SlotMatrices,
-        packed: PackedExperts,
-        biases: ExpertBiases | None,
+        self, layers: HybridLayers, matrices: SlotMatrices, packed: PackedExperts, biases: ExpertBiases | None
     ) -> None:
-        """`layer` counts layers with experts."""
-        self._layers, self.layer, self.matrices, self.packed = layers, layer, matrices, packed
-        self.on_gpu = matrices.holding(layers.tables.on_gpu[layer], packed.kind.function, biases)
+        """Become the next layer's experts, to be filled by a loader; `biases` are on the GPU."""
+        self._layers, self.layer, self.matrices, self.packed = layers, len(layers.experts), matrices, packed
+        layers.experts.append(self)
+        self.on_gpu = matrices.holding(layers.tables.on_gpu[self.layer], packed.kind.function, biases)
         self.layout = ExpertLayout.of(packed)
-        self._on_cpu: PresentExperts | None = None
+        self._on_cpu: HostSums | None = None
 
     @property
-    def on_cpu(self) -> PresentExperts:
+    def on_cpu(self) -> HostSums:
         """The experts that the CPU computes, once weights are loaded."""
         assert self._on_cpu is not None, "nothing is loaded"
         return self._on_cpu
@@ -107,9 +116,8 @@ class HybridExperts:
     def loaded(self) -> None:
         """Take note that weights and biases are there."""
         biases = self.on_gpu.biases
-        if biases is not None:
-            self.packed = self.packed.with_biases(ExpertBiases(*(each.float().cpu() for each in biases)))
-        self._on_cpu = PresentExperts(self.packed, self._layers.tables.on_cpu[self.layer])
+        on_host = None if biases is None else ExpertBiases(*(each.float().cpu() for each in biases))
+        self._on_cpu = self._host_sums(self._layers, on_host)
 
     def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the GPU's sum plus the CPU's plus the residual, added in this order.
@@ -122,9 +130,20 @@ class HybridExperts:
             total.add_(residual)
         return total.to(hidden.dtype)
 
-    def parts(self) -> list[tuple[PackedRows, ...]]:
+    def parts(self) -> Sequence[tuple[PackedRows, ...]]:
         """Return what a loader fills; slots are then filled from main memory."""
         return self.packed.parts()
+
+    def slabs(self, experts: Sequence[int], memory: Tensor, *, is_scan: bool) -> Iterable[Tensor]:
+        """Return packed experts, each [`layout.num_bytes` or more] uint8, perhaps copied to `memory`, [n, bytes].
+
+        Scans are passes that need all experts that are not on the GPU, layer after layer.
+        """
+        return [self.packed.storage[expert] for expert in experts]
+
+    def _host_sums(self, layers: HybridLayers, biases: ExpertBiases | None) -> HostSums:
+        self.packed = self.packed.with_biases(biases)
+        return PresentExperts(self.packed, layers.tables.on_cpu[self.layer])
 
     def for_kernels(self) -> None:
         """Return nothing: the CPU alone cannot compute the layer."""

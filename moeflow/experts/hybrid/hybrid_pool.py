@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from moeflow.core.out_of_memory import out_of_memory_as
 from moeflow.experts.hybrid.expert_stream import ExpertStream
@@ -50,13 +51,14 @@ class HybridPool:
         """
         self._layers, self._config, self._tables = layers, layers.config, layers.tables
         packed, self._lanes = layers.experts[0].packed, lanes_of(layers.device)
-        self.popularity = Popularity(len(layers.experts), packed.num_experts)
+        self.popularity = Popularity(*self._tables.slots.shape)
         if self._config.popularity_file:
             self.popularity.read(Path(self._config.popularity_file))
-        self._pinned = PinnedMemory([it.packed.storage for it in layers.experts], layers.device)
+        blocks = [] if layers.disk else [it.packed.storage for it in layers.experts]
+        self._pinned = PinnedMemory(blocks, layers.device)
         self.takes_graphs = True
         self._num_gpu_pairs = self._num_cpu_pairs = self._num_streamed = 0
-        has_all = self._config.num_gpu_experts == packed.num_experts
+        has_all = self._config.num_gpu_experts == self._tables.num_experts
         with out_of_memory_as(_NO_ROOM):
             self._seam = Seam(self._lanes, layers.device, num_rows, packed.hidden, top_k)
             self._shared, self._mover = SharedSums(self._seam), SlotMover(layers, self._lanes)
@@ -69,8 +71,16 @@ class HybridPool:
         """Experts on the GPU, of all layers."""
         return self._config.num_gpu_experts * len(self._layers.experts)
 
+    @property
+    def is_on_gpu(self) -> NDArray[np.bool_]:
+        """Whether the GPU computes each expert: [layers, E]."""
+        return self._tables.is_on_gpu
+
     def begin_pass(self, num_tokens: int) -> None:
-        """Move experts, and choose the way for a pass of so many tokens. No other pass is running."""
+        """Move experts, and choose the way for a pass of so many tokens. No other pass is running.
+
+        Blocks: while experts come from disk. Raises: StorageError if one cannot be read.
+        """
         self._shared.begin_pass(num_tokens)
         num_free = self._mover.settle()
         is_streamed = self._stream is not None and num_tokens >= self._config.stream_tokens

@@ -15,6 +15,9 @@ class Event(Protocol):
     def query(self) -> bool:
         """Return whether the stream has passed it."""
 
+    def synchronize(self) -> None:
+        """Wait until the stream has passed it."""
+
 
 class Lanes(Protocol):
     """The streams, in an order that events define."""
@@ -89,6 +92,9 @@ class _Past:
     def query(self) -> bool:
         """Return true."""
         return True
+
+    def synchronize(self) -> None:
+        """See `Event.synchronize`."""
 
 
 class SerialLanes:

@@ -30,12 +30,13 @@ class SlotMover:
     def __init__(self, layers: HybridLayers, lanes: Lanes) -> None:
         """Allocate memory for an expert. Raises: RuntimeError from torch."""
         self._layers, self._tables, self._lanes = layers.experts, layers.tables, lanes
-        self._buffer = SlabBuffer(1, layers.largest_bytes, layers.device)
+        self._buffer = SlabBuffer(1, layers, lanes)
         self._coming: list[_Coming] = []
         self.num_moves = 0
 
     def fill(self, layer: int, experts: Sequence[int]) -> None:
-        """Put experts into the free slots of a layer; the copies are on the current stream."""
+        """Put experts into the free slots of a layer."""
+        self._lanes.copies_wait_for(self._lanes.computed())
         for slot, expert in enumerate(experts):
             self._load(layer, expert, slot)
             self._tables.put(layer, expert, slot)
@@ -53,11 +54,11 @@ class SlotMover:
         for move in moves:
             slot = self._tables.take(move.layer, move.leaving)
             self._lanes.copies_wait_for(self._lanes.computed())
-            with self._lanes.copying():
-                self._load(move.layer, move.coming, slot)
+            self._load(move.layer, move.coming, slot)
             self._coming.append(_Coming(move.layer, move.coming, slot, self._lanes.copied()))
 
     def _load(self, layer: int, expert: int, slot: int) -> None:
         experts = self._layers[layer]
-        self._buffer.copy(0, experts, expert)
-        self._buffer.store(1, experts.layout, experts.matrices, slot)
+        self._buffer.copy(experts, [expert])
+        with self._lanes.copying():
+            self._buffer.store(1, experts.layout, experts.matrices, slot)

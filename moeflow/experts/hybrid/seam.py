@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
+from moeflow.experts.hybrid.hybrid_experts import HostSums
 from moeflow.experts.hybrid.lanes import Lanes
 from moeflow.kernels.cpu.device_flag import DeviceFlag
-from moeflow.kernels.cpu.expert_slots import PresentExperts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,7 +68,7 @@ class Seam:
             target[:count].copy_(source, non_blocking=True)
         self._flag.memory.copy_(self._raised, non_blocking=True)
 
-    def compute(self, layer: int, experts: PresentExperts, num_rows: int, see: See) -> None:
+    def compute(self, layer: int, experts: HostSums, num_rows: int, see: See) -> None:
         """Have the host compute the CPU's experts of a layer, once the GPU gets there.
 
         `see` receives the ids, [T, K], which change with the next layer.
@@ -94,7 +94,7 @@ class Seam:
         self._lanes.synchronize()
         self._flag.lower()
 
-    def _compute(self, layer: int, experts: PresentExperts, num_rows: int, see: See) -> None:
+    def _compute(self, layer: int, experts: HostSums, num_rows: int, see: See) -> None:
         num_rows = min(num_rows, self.num_tokens)
         call = self._calls.get((layer, num_rows)) or self._call(layer, experts, num_rows)
         start = perf_counter()
@@ -107,7 +107,7 @@ class Seam:
         self.computed_s += perf_counter() - arrived
         see(self._ids_on_host[:num_rows])
 
-    def _call(self, layer: int, experts: PresentExperts, num_rows: int) -> Callable[[], None]:
+    def _call(self, layer: int, experts: HostSums, num_rows: int) -> Callable[[], None]:
         """Return the call of the CPU's kernels; that of a short pass is kept, since its preparation takes time."""
         rows = slice(num_rows)
         call = experts.sums(self._hidden[rows], self._ids[rows], self._weights[rows], self._sums[rows])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 from moeflow.core.units import MIB
-from moeflow.experts.hybrid.hybrid_experts import HybridExperts, SlotMatrices
+from moeflow.experts.hybrid.hybrid_experts import HybridExperts, HybridLayers, SlotMatrices
+from moeflow.experts.hybrid.lanes import Event, Lanes
 from moeflow.kernels.packed_bands import ExpertLayout, store
 
 logger = logging.getLogger(__name__)
@@ -21,17 +23,31 @@ _PIECE_BYTES: Final = MIB  # of a copy: the exchange within a layer waits for on
 class SlabBuffer:
     """Memory on the GPU for some packed experts of one layer."""
 
-    def __init__(self, count: int, num_bytes: int, device: torch.device) -> None:
-        """Allocate it for experts of at most so many bytes. Raises: RuntimeError from torch."""
-        self._rows = torch.empty((count, num_bytes), dtype=torch.uint8, device=device)
+    def __init__(self, count: int, layers: HybridLayers, lanes: Lanes) -> None:
+        """Allocate it for experts of any layer. Raises: RuntimeError from torch."""
+        shape, is_pinned = (count, layers.largest_bytes), layers.device.type == "cuda"
+        self._lanes = lanes
+        self._rows = torch.empty(shape, dtype=torch.uint8, device=layers.device)
+        # Experts from disk pass through here, since their slots in main memory may change at once.
+        self._on_host = torch.empty(shape if layers.disk else (0, 0), dtype=torch.uint8, pin_memory=is_pinned)
+        self._copied: Event | None = None
 
-    def copy(self, place: int, experts: HybridExperts, expert: int) -> None:
-        """Start the copy of an expert of a layer on the current stream."""
-        slab = experts.packed.storage[expert]
-        target = self._rows[place, : experts.layout.num_bytes]
-        for start in range(0, len(target), _PIECE_BYTES):
-            stop = min(start + _PIECE_BYTES, len(target))
-            target[start:stop].copy_(slab[start:stop], non_blocking=True)
+    def copy(self, experts: HybridExperts, numbers: Sequence[int], *, is_scan: bool = False) -> Event:
+        """Start the copies of experts of a layer, in a row; return an event behind them. `is_scan` as in `slabs`.
+
+        Blocks: while experts come from disk. Raises: StorageError if one of them cannot be read.
+        """
+        if self._copied is not None and len(self._on_host):
+            self._copied.synchronize()
+        slabs = experts.slabs(numbers, self._on_host, is_scan=is_scan)
+        with self._lanes.copying():
+            for row, slab in zip(self._rows, slabs, strict=False):
+                target = row[: experts.layout.num_bytes]
+                for start in range(0, len(target), _PIECE_BYTES):
+                    stop = min(start + _PIECE_BYTES, len(target))
+                    target[start:stop].copy_(slab[start:stop], non_blocking=True)
+        self._copied = self._lanes.copied()
+        return self._copied
 
     def store(self, count: int, layout: ExpertLayout, matrices: SlotMatrices, first: int) -> None:
         """Write the first experts to consecutive slots, on the current stream."""

@@ -43,6 +43,11 @@ class SlotTables:
         self._has_changed = True
 
     @property
+    def num_experts(self) -> int:
+        """Experts of a layer."""
+        return len(self.slots[0])
+
+    @property
     def is_on_gpu(self) -> NDArray[np.bool_]:
         """Whether each expert has a slot: [layers, E]."""
         found: NDArray[np.bool_] = self.slots != NO_SLOT

@@ -101,7 +101,7 @@ def ensure_packed_weights_file(
 
     Raises: ConfigError if the file belongs to another model or format; as `pack_model` and `read_slab_index` do.
     """
-    formats = formats_of(config)
+    formats = packed_formats(config)
     spec = slab_spec(checkpoint, formats)
     if not file.exists():
         importance = known_importance(config.importance_file)
@@ -128,7 +128,7 @@ def find_damage(config: EngineConfig, on_bytes: OnBytes | None = None) -> list[D
 
     Raises: ConfigError if it belongs to another model or format, CheckpointError if its first pages are damaged.
     """
-    file, formats = used_packed_weights_file(config), formats_of(config)
+    file, formats = used_packed_weights_file(config), packed_formats(config)
     assert file is not None
     with closing(open_checkpoint(config.model_path)) as checkpoint:
         spec = slab_spec(checkpoint, formats)
@@ -144,8 +144,16 @@ def _cause(error: StorageError) -> str:
     return cause.strerror if isinstance(cause, OSError) and cause.strerror else str(error)
 
 
+def packed_formats(config: EngineConfig) -> WeightFormats:
+    """Return the formats of packed weights on disk: those of the CPU, also where a GPU has others."""
+    formats = formats_of(config)
+    if config.hybrid is None:
+        return formats
+    return formats.on_host(cast(WeightFormat, config.hybrid.cpu_weight_format))
+
+
 def formats_of(config: EngineConfig) -> WeightFormats:
-    """Return the formats of an engine's packed weights."""
+    """Return the formats of an engine's weights."""
     names = (config.weight_format, config.embedding_format, config.router_format)
     matrices, embeddings, routers = (cast(WeightFormat, name) for name in names)
     head, layer_table = (

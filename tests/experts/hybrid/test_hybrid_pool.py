@@ -11,14 +11,16 @@ import torch
 from moeflow.core import hybrid_config
 from moeflow.core.hybrid_config import HybridConfig
 from moeflow.experts.hybrid import hybrid_experts, hybrid_pool
-from moeflow.experts.hybrid.hybrid_experts import HybridLayers, SlotMatrices
+from moeflow.experts.hybrid.disk_experts import ExpertsOnDisk
+from moeflow.experts.hybrid.hybrid_experts import HybridExperts, HybridLayers, SlotMatrices
 from moeflow.experts.hybrid.hybrid_pool import HybridPool
 from moeflow.experts.hybrid.popularity import Move
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.device_flag import DeviceFlag
 from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.experts import fused_experts
-from tests.experts.hybrid.watched_lanes import WatchedLanes, WatchedSums
+from tests.experts.hybrid.watched_lanes import Event, WatchedLanes, WatchedSums
+from tests.experts.test_cached_experts import make_pool
 from tests.pipeline.devices.fake_cuda import Race
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason="no kernels here")
@@ -33,8 +35,13 @@ class Rig:
     """A pool over watched lanes, and the weights of all its experts."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, num_slots: int, formats: tuple[str, ...] = ("float32",) * LAYERS
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        num_slots: int,
+        formats: tuple[str, ...] = ("float32",) * LAYERS,
+        num_in_memory: int = 0,
     ) -> None:
+        """`num_in_memory`: slots of main memory for experts from disk; 0: it has all experts."""
         self.lanes = WatchedLanes()
         self.tolerance = 1e-4 if set(formats) == {"float32"} else 0.05  # the CPU rounds activations as well
         monkeypatch.setattr(WatchedSums, "lanes", self.lanes, raising=False)
@@ -45,22 +52,35 @@ class Rig:
         config = HybridConfig(
             num_gpu_experts=num_slots, cpu_weight_format=formats[0], cpu_isa="", stream_tokens=STREAMED
         )
-        self.layers = HybridLayers(config, [(name, name) for name in formats], EXPERTS, CPU)
         generator = torch.Generator().manual_seed(num_slots)
-        self.weights = []
+        self.weights, packed = [], []
         for weight_format in formats:
             gate_up = torch.randn(EXPERTS, 2 * WIDTH, HIDDEN, generator=generator).bfloat16().float() / 4
             down = torch.randn(EXPERTS, HIDDEN, WIDTH, generator=generator).bfloat16().float() / 4
             self.weights.append((gate_up, down))
+            packed.append(PackedExperts.pack(gate_up, down, weight_format))
+        self.disk = make_pool(packed, num_in_memory)[0] if num_in_memory else None
+        self.layers = HybridLayers(config, [(name, name) for name in formats], EXPERTS, CPU, self.disk)
+        for experts in packed:
             slots = SlotMatrices(
                 torch.full((num_slots, 2 * WIDTH, HIDDEN), torch.nan), torch.full((num_slots, HIDDEN, WIDTH), torch.nan)
             )
-            self.layers.add(slots, PackedExperts.pack(gate_up, down, weight_format), None)
+            if self.disk is None:
+                HybridExperts(self.layers, slots, experts, None)
+            else:
+                ExpertsOnDisk(self.layers, slots, self.disk.slots, None)
+        read, step_of = ExpertsOnDisk.slabs, self.lanes.host
+
+        def read_on_host(*given: Any, is_scan: bool) -> Any:
+            with step_of():
+                return read(*given, is_scan=is_scan)
+
+        monkeypatch.setattr(ExpertsOnDisk, "slabs", read_on_host)
         self.pool = HybridPool(self.layers, ROWS, TOP_K)
         self.lanes.watch(self.pool)
         self.moves: list[Move] = []
         self.pool.popularity.moves = self._next_moves  # type: ignore[method-assign]
-        run, step_of = self.pool._seam._run_step, self.lanes.host
+        run = self.pool._seam._run_step
 
         def run_on_host(step: Any) -> None:
             with step_of():
@@ -75,6 +95,9 @@ class Rig:
             torch.rand(num_tokens, EXPERTS, generator=generator).argsort(1)[:, :TOP_K].contiguous()
             for _ in range(LAYERS)
         ]
+        if self.disk is not None:
+            self.disk.cache.begin_pass()
+            self.disk.cache.leave(self.pool.is_on_gpu.ravel())
         with self.lanes.computing():
             self.pool.begin_pass(num_tokens)
             for layer in range(LAYERS):
@@ -129,6 +152,22 @@ def test_experts_move_while_passes_run(monkeypatch):
     assert rig.lanes.cuda.races == []
 
 
+@pytest.mark.parametrize("num_in_memory", [2, 7])
+def test_experts_move_from_disk(monkeypatch, num_in_memory):
+    rig = Rig(monkeypatch, 2, num_in_memory=num_in_memory)
+    rig.moves, rig.lanes.is_slow = [Move(0, 0, 5), Move(2, 1, 4)], True
+    for seed, num_tokens in enumerate((3, 3, ROWS, STREAMED, 1)):
+        rig.run(num_tokens, seed)
+        rig.disk.cache.check_integrity()
+    rig.lanes.is_slow = False
+    rig.moves = [Move(1, 0, 5), Move(0, 1, 0)]
+    for seed, num_tokens in enumerate((1, 5, STREAMED, 2)):
+        rig.run(num_tokens, seed)
+    assert rig.pool.counters().num_moves == 4
+    assert not (rig.disk.cache.is_there(0, LAYERS) & rig.pool.is_on_gpu).any()
+    assert rig.lanes.cuda.races == []
+
+
 @pytest.mark.parametrize("formats", [("float32",) * LAYERS, ("bfloat16", "float32", "bfloat16")], ids=str)
 def test_slots_have_the_checkpoints_weights(monkeypatch, formats):
     rig = Rig(monkeypatch, 2, formats)
@@ -149,9 +188,19 @@ def test_a_forgotten_wait_is_a_race(monkeypatch, forgotten, num_tokens):
     if (forgotten, num_tokens) == ("passes_wait_for", 1):
         pytest.skip("short passes wait for the host alone")
     rig = Rig(monkeypatch, 3)
-    rig.run(num_tokens)
-    rig.moves = [Move(0, 0, 4)]
+    rig.run(5)
+    rig.moves = [Move(2, 2, 4)]  # which the pass has used behind its last wait
     monkeypatch.setattr(rig.lanes, forgotten, lambda _: None)
+    with pytest.raises(Race):
+        rig.run_twice(num_tokens)
+
+
+@pytest.mark.parametrize("num_tokens", [1, STREAMED])
+def test_memory_between_disk_and_gpu_waits_for_its_last_copy(monkeypatch, num_tokens):
+    rig = Rig(monkeypatch, 1, num_in_memory=4)
+    rig.run(num_tokens)
+    rig.moves, rig.lanes.is_slow = [Move(0, 0, 4), Move(1, 0, 4)], True
+    monkeypatch.setattr(Event, "synchronize", lambda _: None)
     with pytest.raises(Race):
         rig.run_twice(num_tokens)
 

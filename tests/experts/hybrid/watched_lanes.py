@@ -23,7 +23,9 @@ class Event(fake_cuda.Event):
 
     def query(self) -> bool:
         if not self._lanes.is_slow:
-            self._lanes.cuda.clocks.learn(self._lanes.cuda.here, self.known)
+            for who in (self._lanes.cuda.here, self._lanes.cuda.stream_here):  # starts all later work after it
+                if who is not None:
+                    self._lanes.cuda.clocks.learn(who, self.known)
         return not self._lanes.is_slow
 
 
@@ -66,22 +68,26 @@ class WatchedLanes:
 
     def watch(self, pool: HybridPool) -> None:
         """Watch the memory that both streams, or the GPU and the CPU, use."""
-        on_gpu = [pool._tables.on_gpu, pool._mover._buffer._rows]
+        buffers = [pool._mover._buffer, *([] if pool._stream is None else pool._stream._buffers)]
+        on_gpu = [pool._tables.on_gpu, *(it._rows for it in buffers)]
         for experts in pool._layers.experts:
             on_gpu += [experts.matrices.gate_up, experts.matrices.down]
         if pool._stream is not None:
-            on_gpu += [it._rows for it in pool._stream._buffers]
             for staging in pool._stream._staging.values():
                 on_gpu += [staging.gate_up, staging.down]
         for tensor in on_gpu:
             self.cuda.watch(tensor, is_on_device=True)
         seam = pool._seam
+        for buffer in buffers:
+            self.cuda.watch(buffer._on_host, is_on_device=False)
         for tensor in (seam._hidden, seam._ids, seam._weights, seam._sums, seam._flag.memory):
             self.cuda.watch(tensor, is_on_device=False)
 
     def wait(self, flag: DeviceFlag, seconds: float) -> bool:
-        """Stands in for the wait of a seam: the host then knows all that the GPU has done."""
-        self.cuda.clocks.learn(self.cuda.here, self.cuda.clocks.of(self._computing.name))
+        """Stands in for the wait of a seam: the host then knows what the GPU did until it raised the flag."""
+        memory = self.cuda.memories[flag.memory.untyped_storage().data_ptr()]
+        raised = max(it.tick for it in memory.accesses if it.is_write and it.who == self._computing.name)
+        self.cuda.clocks.learn(self.cuda.here, {self._computing.name: raised})
         return bool(flag.memory.numpy()[0])
 
     @contextmanager

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 
 with on_demand(__name__):
-    from moeflow.experts.hybrid import hybrid_experts
+    from moeflow.experts.hybrid import disk_experts, hybrid_experts
     from moeflow.kernels.cpu import expert_slices
     from moeflow.models.layers.ranks import sliced_experts
 
@@ -100,7 +100,7 @@ class InCache:
 
 
 class OnBothProcessors(msgspec.Struct, frozen=True):
-    """All experts packed in main memory, and slots for some of them on a GPU."""
+    """All experts packed in main memory or on disk, and slots for some of them on a GPU."""
 
     layers: HybridLayers
     is_wide: bool  # see `WeightFormats`
@@ -113,11 +113,14 @@ class OnBothProcessors(msgspec.Struct, frozen=True):
 
     def place(self, shape: ExpertShape, slots: ExpertTensors, biases: ExpertBiases | None) -> HybridExperts:
         """Return the next layer's experts; `biases` are on the GPU. Raises: MemoryError."""
+        matrices = hybrid_experts.SlotMatrices(slots.gate_up, slots.down)
+        if self.layers.disk is not None:
+            memory = self.layers.disk.slots_of(len(self.layers.experts))
+            return disk_experts.ExpertsOnDisk(self.layers, matrices, memory, biases)
         spec = PackedSpec(shape, self.layers.next_formats, self.is_wide, self.memory)
         storage = spec.rows(spec.expert_bytes)
         assert storage is not None  # main memory has all of them
-        matrices = hybrid_experts.SlotMatrices(slots.gate_up, slots.down)
-        return self.layers.add(matrices, spec.over(storage), biases)
+        return hybrid_experts.HybridExperts(self.layers, matrices, spec.over(storage), biases)
 
 
 @dataclass(frozen=True, slots=True)

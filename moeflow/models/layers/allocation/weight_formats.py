@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -30,6 +31,10 @@ def field_of(name: str) -> str:
     return _FORMATS_OF.get(name, name)
 
 
+def _on_host(name: WeightFormat) -> WeightFormat:
+    return "float32" if name == "float16" else name
+
+
 class WeightFormats(msgspec.Struct, frozen=True):
     """The format of each kind of matrix."""
 
@@ -40,6 +45,14 @@ class WeightFormats(msgspec.Struct, frozen=True):
     head: WeightFormat | None = None  # of the output projection; None: as embeddings
     layer_table: WeightFormat | None = None  # of embeddings for each layer; None: as of tokens
     layers: tuple[LayerFormats, ...] = ()  # of each layer instead of `matrices`; empty: all have that
+
+    def on_host(self, matrices: WeightFormat) -> WeightFormats:
+        """Return the formats of packed weights where a GPU has these. The CPU has no float16; only experts are read."""
+        layers = tuple(
+            LayerFormats(**{part: found and _on_host(found) for part, found in asdict(it).items()})
+            for it in self.layers
+        )
+        return WeightFormats(matrices, _on_host(self.embeddings), is_wide=self.is_wide, layers=layers)
 
     def of_matrix(self, role: MatrixRole) -> WeightFormat:
         """Return the format of a matrix outside layers; where layers differ, unnamed ones are as routers."""

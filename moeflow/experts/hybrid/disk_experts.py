@@ -1,0 +1,75 @@
+"""A layer's experts on three tiers: slots on the GPU, slots in main memory that a disk fills, and the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moeflow.experts.hybrid.hybrid_experts import HostSums, HybridExperts, HybridLayers
+from moeflow.experts.hybrid.slot_tables import NO_SLOT
+from moeflow.experts.leased_experts import run_leased
+from moeflow.experts.spans import untraced
+from moeflow.kernels.expert_biases import ExpertBiases
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from moeflow.experts.cache.lease import Lease
+    from moeflow.experts.cached_experts import CachedExperts
+
+
+class ExpertsOnDisk(HybridExperts):
+    """A layer's experts over the slots of a cache, in which the GPU's experts have none."""
+
+    def parts(self) -> tuple[()]:
+        """Return nothing: the cache fills its slots."""
+        return ()
+
+    def slabs(self, experts: Sequence[int], memory: Tensor, *, is_scan: bool) -> Sequence[Tensor]:
+        """See `HybridExperts.slabs`. Blocks: while experts are read. Raises: StorageError if one cannot be read."""
+        pool = self._pool
+        work = _Copies(self.packed.storage, experts, memory)
+        if is_scan:
+            pool.stream.run(self.layer, work, untraced)
+        else:
+            run_leased(pool.cache, self.layer, work, untraced, lambda: None)
+        return memory.unbind()[: len(experts)]
+
+    def _host_sums(self, layers: HybridLayers, biases: ExpertBiases | None) -> HostSums:
+        assert layers.disk is not None
+        self._pool = layers.disk
+        return _CachedSums(layers.disk.add_layer(biases), layers.tables.slots[self.layer])
+
+
+class _CachedSums:
+    """The CPU's experts of a layer."""
+
+    def __init__(self, experts: CachedExperts, slots_on_gpu: NDArray[np.int32]) -> None:
+        self._experts, self._slots_on_gpu = experts, slots_on_gpu
+
+    def sums(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor) -> Callable[[], None]:
+        """See `HostSums.sums`. The function blocks while experts are read. It raises StorageError."""
+        return partial(self._compute, x, topk_ids, topk_weights, out)
+
+    def _compute(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor) -> None:
+        on_gpu = np.flatnonzero(self._slots_on_gpu != NO_SLOT).tolist()
+        out.copy_(self._experts.compute_others(x, topk_ids, topk_weights, on_gpu))
+
+
+class _Copies:
+    """Copies experts out of their slots; a `Work`."""
+
+    def __init__(self, slots: Tensor, experts: Sequence[int], memory: Tensor) -> None:
+        self.experts = experts
+        self._slots = slots
+        self._places = dict(zip(experts, memory, strict=False))
+
+    def compute(self, experts: Sequence[int], lease: Lease) -> None:
+        """Copy experts that are in their slots."""
+        for expert in experts:
+            place = self._places[expert]
+            place.copy_(self._slots[lease.slots[expert], : len(place)])
