@@ -171,7 +171,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {  # module -> where it may be imported; n
     "httpx": ("cli/", "bench/http_target.py"),
     "scipy": ("planner/search/milp.py",),
     "matplotlib": ("bench/plots.py", "bench/plan_plots.py"),
-    "torch.distributed": (),
+    "torch.distributed": ("parallel/device_group.py",),
     "pickle": (),
     "tests": (),
     "studies": (),

@@ -7,6 +7,7 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
+from moeflow.core.offload_config import CUDA
 from moeflow.core.units import KIB
 
 WHOLE: Final = "expert"  # each rank has a block of a layer's experts
@@ -19,6 +20,12 @@ ATTENTION_LAYOUTS: Final[tuple[AttentionLayout, ...]] = get_args(AttentionLayout
 RAY_PLACEMENTS: Final = ("strict-spread", "spread")  # a node of its own for each rank, or as far as there are nodes
 # Of the pairs of whole experts, up to which each rank adds up all of them: one exchange instead of two.
 GATHERED_BYTES: Final = 256 * KIB
+
+
+def device_of_rank(device: str, rank: int) -> str:
+    """Return the device of a rank: GPUs follow one another from the first rank's on."""
+    kind, _, first = device.partition(":")
+    return f"{kind}:{int(first or 0) + rank}" if kind == CUDA else device
 
 
 class RayConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -278,6 +278,7 @@ def can_capture(model: object, config: EngineConfig) -> bool:
         isinstance(model, CausalLM)
         and launching.accepts(model.norm.weight)
         and not config.record_routing
+        and config.parallel is None  # else ranks may not capture the same passes
         and (model.embed_positions is None or model.embed_positions.weight is not None)  # else the host makes them
         and _has_attention_kernels(model)
     )

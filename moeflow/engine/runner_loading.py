@@ -69,6 +69,7 @@ with on_demand(__name__):
     from moeflow.experts.hybrid import hybrid_experts
     from moeflow.kernels import packed_bands
     from moeflow.models.layers import encoder_decoder
+    from moeflow.models.layers.ranks import summed_experts
     from moeflow.workload import routing_recorder, routing_trace
 
 logger = logging.getLogger(__name__)
@@ -189,6 +190,7 @@ def make_allocator(
     dtype = dtype_on(config.dtype, device)
     on_route = None if recorder is None else recorder.on_route
     capacity = config.expert_capacity
+    cuts = config.parallel is not None and config.parallel.attention_layout == "tensor"
     if not config.cpu_isa:
         routers = dtype_on(config.router_format, device)
         if config.offload is None:
@@ -199,11 +201,12 @@ def make_allocator(
                 routers,
                 formats=formats,
                 home=None if hybrid is None else _home_on_both(config, hybrid, memory),
+                tensor_group=None if ranks is None or not cuts else ranks.devices,
+                expert_devices=_expert_devices(config, ranks),
                 on_route=on_route,
                 expert_capacity=capacity,
             )
         return SlabAllocator(dtype, device, routers, memory, on_route=on_route, expert_capacity=capacity)
-    cuts = config.parallel is not None and config.parallel.attention_layout == "tensor"
     return PackedAllocator(
         dtype,
         device,
@@ -215,6 +218,13 @@ def make_allocator(
         on_route=on_route,
         expert_capacity=capacity,
     )
+
+
+def _expert_devices(config: EngineConfig, ranks: rank_upkeep.RankUpkeep | None) -> summed_experts.ExpertDevices | None:
+    if ranks is None or ranks.devices is None:
+        return None
+    assert config.parallel is not None
+    return summed_experts.ExpertDevices(ranks.devices, config.parallel.has_slices)
 
 
 def _hybrid_layers(
@@ -280,7 +290,8 @@ def _expert_home(
 def make_upkeep(checkpoint: Checkpoint, config: EngineConfig, group: Group) -> rank_upkeep.RankUpkeep:
     """Return a rank's part of the model, and its work between passes."""
     assert config.parallel is not None
-    return rank_upkeep.RankUpkeep(group, read_model_config(checkpoint), config.parallel)
+    device = None if config.device == "cpu" else device_of_layers(config)
+    return rank_upkeep.RankUpkeep(group, read_model_config(checkpoint), config.parallel, device)
 
 
 def _trace_header(checkpoint: Checkpoint, config: EngineConfig) -> routing_trace.TraceHeader:

@@ -152,6 +152,8 @@ FORMATS: Final[Mapping[str, FormatRecord]] = {
 }
 
 BLOCK_COLUMNS: Final = 256  # of files' largest blocks: what a multiple of this has is whole blocks of any kind
+_MADE_COLUMNS: Final = 32  # that share a scale where integers are made here
+_BLOCK_COLUMNS: Final = 256  # a multiple of all blocks of files
 BAND: Final = 16  # output rows of one band of a packed matrix
 ALL_FORMATS: Final[tuple[WeightFormat, ...]] = tuple(name for name in get_args(WeightFormat) if name != "float16")
 MADE_FORMATS: Final = tuple(name for name in ALL_FORMATS if FORMATS[name].is_made)
@@ -167,6 +169,13 @@ GGUF_BLOCK_KINDS: Final[tuple[GGUFBlockKind, ...]] = get_args(GGUFBlockKind)
 GROUP_KINDS: Final[tuple[GroupKind, ...]] = get_args(GroupKind)
 LEVEL_KINDS: Final[tuple[LevelKind, ...]] = get_args(LevelKind)
 BLOCK_KINDS: Final[tuple[BlockKind, ...]] = (*GGUF_BLOCK_KINDS, *GROUP_KINDS, *LEVEL_KINDS)
+
+
+def cut_unit(weight_format: str) -> int:
+    """Return a number of columns after which a GPU's matrix of this format may be cut."""
+    if weight_format not in PLANAR_BITS:
+        return 1
+    return _MADE_COLUMNS if FORMATS[weight_format].is_made else _BLOCK_COLUMNS
 
 
 def block_kind(weight_format: WeightFormat) -> BlockKind:

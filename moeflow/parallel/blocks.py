@@ -29,6 +29,12 @@ def band_blocks(num_outputs: int, num_ranks: int) -> list[range]:
     return [range(min(it.start * BAND, num_outputs), min(it.stop * BAND, num_outputs)) for it in bands]
 
 
+def unit_blocks(count: int, num_ranks: int, unit: int) -> list[range]:
+    """Return blocks of whole units, of which there are `count // unit`."""
+    assert count % unit == 0, "refused before"
+    return [scaled(block, unit) for block in even_blocks(count // unit, num_ranks)]
+
+
 class HeadBlocks(msgspec.Struct, frozen=True):
     """The heads of each rank's attention. All its KV heads serve as many of its query heads, which are neighbours."""
 

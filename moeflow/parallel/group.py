@@ -75,6 +75,13 @@ class Group(Protocol):
         """Give the memory back. The other ranks are not told: see `abort`."""
 
 
+class Sums(Protocol):
+    """Ranks whose devices add up what each of them has."""
+
+    def all_reduce(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the sum of all ranks' tensors, perhaps in the place of `tensor`. Raises: GroupError."""
+
+
 def describe_rows(tensor: Tensor) -> str:
     """Return what tensors of one collective have in common: they are rows of the same kind, in main memory."""
     assert tensor.is_cpu, "processes exchange what is in main memory"

@@ -72,7 +72,7 @@ from moeflow.settings.settings import Settings
 
 with on_demand(__name__):
     from moeflow.experts.remote import borrowing
-    from moeflow.planner.choices import device_weights, gpu_main_memory, hybrid_choice, remote_choice
+    from moeflow.planner.choices import device_ranks, device_weights, gpu_main_memory, hybrid_choice, remote_choice
     from moeflow.planner.costs import hybrid_costs, hybrid_sizes
 
 
@@ -168,7 +168,7 @@ class Decision:
     def _check_settings(self, device: str) -> None:
         """Raises: ConfigError for what such models, or such devices, are not run with."""
         if self.offloads_to_torch or device != "cpu":
-            check_on_gpu(self.settings, self.shape)
+            check_on_gpu(self.settings, self.shape, len(self.resources.accelerators_free_bytes))
         else:
             check_on_cpu(self.settings, "no GPU is asked for")
         check_settings(self.settings, self.shape)
@@ -426,6 +426,8 @@ class Decision:
         candidates = possible_ranks(self.settings, self._costs(weights))
         if not candidates:
             return None
+        if self.settings.device != "cpu":
+            return device_ranks.fitting(candidates, lambda it: self.budget.left(weights, it) >= 0)
         if not cpu_isa:
             raise ConfigError(
                 f"ranks (--ranks, --stages) compute with the CPU's kernels: {extension.why_not()}. Use one rank"

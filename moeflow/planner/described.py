@@ -74,7 +74,7 @@ def plan_described(
     """
     with opened_model(str(settings.model), needs_weights=False) as (checkpoint, shape):
         usage.check(shape, str(settings.model))
-        check_on_gpu(settings, shape)
+        check_on_gpu(settings, shape, settings.num_ranks or 1)
         what = (settings, usage, checkpoint, shape, machine_of)
         try:
             return _Described(*what, has_bfloat16=has_bfloat16, routing=routing).plan()

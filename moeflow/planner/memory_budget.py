@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from moeflow.core.engine_config import MemoryPlan
 from moeflow.core.errors import CapacityError
@@ -118,16 +118,17 @@ class MemoryBudget:
 
     def weight_bytes(self, weights: WeightChoice) -> int:
         """Return the bytes of the weights that this machine has: of all its ranks."""
-        return sum(self._held(weights, self.parallel).here)
+        return sum(self._here(weights, self.parallel))
 
     def left(self, weights: WeightChoice, parallel: ParallelConfig | None = None) -> float:
         """Return the bytes that weights and process leave; negative if they do not fit. None: as ranks share now."""
-        held = self._held(weights, parallel or self.parallel).here
-        return self.free_bytes - sum(held) - self.overhead_bytes
+        return self.free_bytes - sum(self._here(weights, parallel or self.parallel)) - self.overhead_bytes
 
-    def _held(self, weights: WeightChoice, parallel: ParallelConfig | None) -> RankMemory:
+    def _here(self, weights: WeightChoice, parallel: ParallelConfig | None) -> Sequence[int]:
+        """Return the bytes of the weights of each rank here; devices are as full as the fullest one."""
         costs = self._costs_of(weights)
-        return RankMemory.of(costs, parallel or next(iter(possible_ranks(self._settings, costs)), None))
+        held = RankMemory.of(costs, parallel or next(iter(possible_ranks(self._settings, costs)), None))
+        return held.here if self._device == "cpu" else [max(held.weight_bytes)] * self._num_ranks
 
     def check_weights(self, weights: WeightChoice, plan: ExpertPlan | None) -> int:
         """Return the bytes of the weights that must be in memory. Raises: CapacityError if they do not fit."""

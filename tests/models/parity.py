@@ -28,14 +28,17 @@ from moeflow.kv.state_storage import StateStorage
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.allocation.expert_homes import home_on_ranks
 from moeflow.models.layers.allocation.packed import PackedAllocator
+from moeflow.models.layers.allocation.planar import PlanarAllocator
 from moeflow.models.layers.allocation.tensors import TensorAllocator
 from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
+from moeflow.models.layers.ranks.summed_experts import ExpertDevices
 from moeflow.models.loading import load_model
 from moeflow.models.packing import pack_model
 from moeflow.parallel.blocks import with_kv_heads_of
+from moeflow.parallel.device_group import DeviceGroup
 from tests.parallel.thread_group import run_ranks
 
 CPU = torch.device("cpu")
@@ -299,6 +302,32 @@ class Parity:
         for layouts in layouts_of(pair.ours.config, num_ranks):
             for found in run_ranks(num_ranks, partial(logits_of, layouts=layouts)):
                 assert all(torch.equal(found[name], expected[name]) for name in SEQUENCES)
+
+    @pytest.mark.thorough
+    @needs_extension
+    def test_devices_that_add_up_their_parts_give_the_same_logits(self, pair):
+        if pair.ours.config.recurrent is not None:
+            pytest.skip("models with recurrent layers are not shared")
+        config = pair.ours.config
+        expected = in_mixed_passes(pair.ours, SEQUENCES)
+
+        def logits_of(host, layouts):
+            parallel, group = ParallelConfig(num_ranks=host.size, **layouts), DeviceGroup(host, CPU)
+            allocator = PlanarAllocator(
+                torch.float32,
+                CPU,
+                formats=WeightFormats("float32", "float32"),
+                tensor_group=group if parallel.attention_layout == "tensor" else None,
+                expert_devices=ExpertDevices(group, parallel.has_slices),
+            )
+            with closing(open_checkpoint(pair.folder)) as checkpoint:
+                model = load_model(checkpoint, allocator)
+            return in_mixed_passes(model, SEQUENCES, kept=with_kv_heads_of(config, parallel, group.rank))
+
+        for layouts in layouts_of(config, 2):
+            for found in run_ranks(2, partial(logits_of, layouts=layouts)):
+                for name in SEQUENCES:
+                    close(found[name], expected[name])
 
     def test_greedy_tokens(self, pair):
         prompts = {"a": tokens(11, 6), "b": tokens(3, 7), "c": tokens(20, 8)}

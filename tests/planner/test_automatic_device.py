@@ -22,7 +22,7 @@ from tests.tiny_mixtral import write_tiny_mixtral
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 
 CPU = HostResources(4, 32 * GIB, 16 * GIB, None, 0)
-GPU = dataclasses.replace(CPU, accelerator="cuda:1", accelerator_free_bytes=8 * GIB)
+GPU = dataclasses.replace(CPU, accelerator="cuda:1", accelerator_free_bytes=8 * GIB, next_free_bytes=(8 * GIB,))
 TOKENS = 512  # longest request of the tiny models
 
 
@@ -100,6 +100,7 @@ ON_GPU = {  # of these, what a GPU takes
     "max_num_batched_tokens",
     "prefix_caching",
     "num_threads",
+    "num_ranks",
     "speculators",
     "generation_config",
     "expert_policy",

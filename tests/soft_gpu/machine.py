@@ -23,7 +23,9 @@ def prepare() -> None:
     real = host.host_resources
 
     def with_device(*_: object) -> host.HostResources:
-        return dataclasses.replace(real(), accelerator=device.NAME, accelerator_free_bytes=78 << 30)
+        return dataclasses.replace(
+            real(), accelerator=device.NAME, accelerator_free_bytes=78 << 30, next_free_bytes=(78 << 30,)
+        )
 
     for module in list(sys.modules.values()):
         if getattr(module, "host_resources", None) is real:

@@ -6,13 +6,14 @@ import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import IO, Final
 
 import msgspec
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import GroupError
-from moeflow.core.parallel_config import ParallelConfig
+from moeflow.core.parallel_config import ParallelConfig, device_of_rank
 from moeflow.engine.ranks.ranks import Ranks
 from moeflow.parallel.child_processes import EXIT_GRACE_S, close_pipe, end_all, start_rank
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup, make_descriptor
@@ -42,7 +43,9 @@ class RankProcesses(Ranks):
                 self._processes.append(start_rank("moeflow.engine.ranks.main", descriptors, rank))
             process_ids = [os.getpid(), *(process.pid for process in self._processes)]
             self.group = join_group(descriptors, 0, process_ids, parallel)
-            self._tell_all(msgspec.msgpack.encode(RankStart(config, process_ids)))
+            for rank in range(1, parallel.num_ranks):
+                own = replace(config, device=device_of_rank(config.device, rank))
+                self._tell(rank, msgspec.msgpack.encode(RankStart(own, process_ids)))
         except BaseException:
             self._kill()
             raise
@@ -63,13 +66,17 @@ class RankProcesses(Ranks):
         self.group.close()
 
     def _tell_all(self, message: bytes) -> None:
-        for rank, process in enumerate(self._processes, 1):
-            assert process.stdin is not None
-            try:
-                process.stdin.write(len(message).to_bytes(LENGTH_BYTES, "little") + message)
-                process.stdin.flush()
-            except BrokenPipeError:
-                raise GroupError(f"rank {rank} of the engine is gone ({_ending(process)})") from None
+        for rank in range(1, len(self._processes) + 1):
+            self._tell(rank, message)
+
+    def _tell(self, rank: int, message: bytes) -> None:
+        process = self._processes[rank - 1]
+        assert process.stdin is not None
+        try:
+            process.stdin.write(len(message).to_bytes(LENGTH_BYTES, "little") + message)
+            process.stdin.flush()
+        except BrokenPipeError:
+            raise GroupError(f"rank {rank} of the engine is gone ({_ending(process)})") from None
 
     def _look(self) -> None:
         for rank, process in enumerate(self._processes, 1):

@@ -16,6 +16,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.engine.ranks.slow_rank import slow_rank
 from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
+from moeflow.parallel.device_group import DeviceGroup
 from moeflow.parallel.group import Group
 from moeflow.parallel.stages import layers_of, same_stage
 from moeflow.parallel.timed_group import TimedGroup
@@ -39,8 +40,13 @@ class _Told(NamedTuple):
 class RankUpkeep:
     """One rank's part of it."""
 
-    def __init__(self, group: Group, shape: ModelConfig, parallel: ParallelConfig) -> None:
-        """Take all ranks, the model that they share, and how."""
+    def __init__(
+        self, group: Group, shape: ModelConfig, parallel: ParallelConfig, device: torch.device | None = None
+    ) -> None:
+        """Take all ranks, the model that they share, and how; `device` is this rank's, None: it computes on the CPU.
+
+        Raises: ConfigError, GroupError if devices do not meet.
+        """
         self.group = TimedGroup(group)
         self.layers = layers_of(parallel, shape, group.rank)
         self.layer_group: Group | None = None  # the group that shares its layers; None: there are no others
@@ -48,9 +54,12 @@ class RankUpkeep:
             self.layer_group = self.group
         elif parallel.ranks_per_stage > 1:
             self.layer_group = self.group.subgroup(same_stage(parallel, group.rank))
-        self.experts = (
-            None if self.layer_group is None else ExpertRanks.of(shape, parallel, self.layer_group, self.layers)
-        )
+        self.devices: DeviceGroup | None = None  # those that share layers
+        self.experts: ExpertRanks | None = None
+        if device is not None:
+            self.devices = self.layer_group = DeviceGroup(self.group, device)
+        elif self.layer_group is not None:
+            self.experts = ExpertRanks.of(shape, parallel, self.layer_group, self.layers)
         self._layers_of_each = [layers_of(parallel, shape, rank) for rank in range(group.size)]
         self._ranks_per_stage = parallel.ranks_per_stage
         self._told = [_Told()] * group.size  # by rank

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from moeflow.core.attention_config import HeadSizes
@@ -82,7 +83,15 @@ class Attention:
             own=None if ranks is None else _own_rows(ranks, parts, sizes.head_dim),
             order=self._order_of(num_heads, num_kv_heads, sizes),
         )
-        self.o_proj = output_linear(allocator, q_size, names.out, config.hidden_size, bias=attention.out_bias)
+        self.o_proj = output_linear(
+            allocator,
+            q_size,
+            names.out,
+            config.hidden_size,
+            bias=attention.out_bias,
+            own=None if ranks is None else scaled(ranks.queries, sizes.head_dim),
+        )
+        self._gathers = ranks is not None and allocator.sums is None
         self.q_norm = self.k_norm = None
         if qk_norm is not None:
             per_head = qk_norm != "all_heads"
@@ -139,14 +148,15 @@ class Attention:
         """Store K and V in the cache, unless they are another layer's, and attend.
 
         Shapes: qkv [T, (Q + 2 KV) * D], or [T, Q * D], from `qkv_proj`, of this rank's heads, used up -> [T, Q * D]
-        of all heads.
+        of all heads, or of this rank's where the output projection takes these.
         """
         blocks, ranks = context.kv.layer(self._kv_layer), self._ranks
         if ranks is None:
             return self.attend_over(blocks, qkv, rotary, context.attention)
         if not self._is_normed_here and self.q_norm is not None and self.k_norm is not None:
             qkv = ranks.normalise(qkv, self.q_norm, self.k_norm, self.heads.eps)
-        return ranks.gather(self.attend_over(blocks, qkv, rotary, context.attention))
+        attended = self.attend_over(blocks, qkv, rotary, context.attention)
+        return ranks.gather(attended) if self._gathers else attended
 
     def attend_over(
         self, blocks: KVBlocks, qkv: Tensor, rotary: Sequence[RotaryTable], metadata: AttentionMetadata
@@ -204,7 +214,7 @@ def _rank_heads(config: ModelConfig, allocator: WeightAllocator, sizes: HeadSize
     if group is None:
         return None
     blocks = head_blocks(config.attention.num_heads, sizes.num_kv_heads, group.size)
-    return rank_heads.RankHeads(group, blocks, sizes.head_dim)
+    return rank_heads.RankHeads(partial(allocator.columns_of, group), group.rank, blocks, sizes.head_dim)
 
 
 def _own_rows(ranks: rank_heads.RankHeads, parts: Iterable[str], head_dim: int) -> dict[str, range]:

@@ -24,7 +24,7 @@ from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.packed_layers import PackedLayers
 from moeflow.models.layers.rotary import RotaryEmbeddings
-from moeflow.models.layers.weight_allocator import HeadWeight, WeightAllocator, rows_of, whole
+from moeflow.models.layers.weight_allocator import HeadWeight, WeightAllocator, own_rows_of, rows_of, whole
 
 MakeLayer = Callable[[ModelConfig, WeightAllocator, int], DecoderLayer]  # the last is the layer's number
 
@@ -194,8 +194,10 @@ class CausalLM:
             return allocator.head(config.vocab_size, config.hidden_size, own)
         if own is None:
             return self.embed_tokens
-        assert isinstance(self.embed_tokens, PackedWeight)  # ranks have nothing else
-        return self.embed_tokens.take(own)
+        if isinstance(self.embed_tokens, PackedWeight):
+            return self.embed_tokens.take(own)
+        (rows,) = own
+        return self.embed_tokens[rows.start : rows.stop]
 
     def moe_blocks(self) -> Iterator[tuple[str, MoE]]:
         """Yield (prefix of its checkpoint names, block) of the layers with experts."""
@@ -217,8 +219,10 @@ class CausalLM:
             return
         yield from self.norm.named_weights(self._last_norm)
         if not self.config.embeddings.tie_word_embeddings:
-            own = range(self.config.vocab_size) if self._vocab is None else self._vocab.own
-            (rows,) = rows_of(self.lm_head, [own])
+            if self._vocab is None:
+                (rows,) = rows_of(self.lm_head, [range(self.config.vocab_size)])
+            else:
+                (rows,) = own_rows_of(self.lm_head, [self._vocab.own])
             yield "lm_head.weight", rows
         if self.lm_head_bias is not None:
             yield "lm_head.bias", self.lm_head_bias

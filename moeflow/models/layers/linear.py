@@ -13,9 +13,10 @@ from moeflow.kernels.on_demand import torch
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.rearranged import Rearranged
-from moeflow.models.layers.weight_allocator import StackedWeight, WeightAllocator, rows_of
+from moeflow.models.layers.weight_allocator import StackedWeight, WeightAllocator, own_rows_of, rows_of
 from moeflow.parallel.blocks import shifted
 from moeflow.parallel.columns import Columns
+from moeflow.parallel.group import Sums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,12 +78,17 @@ class Linear:
                 yield from self._rearranged(prefix, "bias", self._bias)
             return
         sizes = list(self.parts.values())
-        own = [range(size) for size in sizes] if self._own is None else self._own.values()
-        for name, rows in zip(self.parts, rows_of(self.weight, own), strict=True):
+        for name, rows in zip(self.parts, self._destinations(), strict=True):
             yield f"{prefix}.{name}.weight", rows
         if self._bias is not None:
             for name, values in zip(self.parts, split(self._bias, sizes), strict=True):
                 yield f"{prefix}.{name}.bias", values
+
+    def _destinations(self) -> Sequence[Destination]:
+        """Return the places of the parts' rows."""
+        if self._own is None:
+            return rows_of(self.weight, [range(size) for size in self.parts.values()])
+        return own_rows_of(self.weight, list(self._own.values()))
 
     def _rearranged(self, prefix: str, kind: str, stacked: StackedWeight | Array) -> Iterator[tuple[str, Destination]]:
         """Yield each part's checkpoint name and the places of its rows, or of their biases."""
@@ -137,11 +143,48 @@ class GatheredLinear(Linear):
         return self._columns.gather(super().__call__(x, None if residual is None else self._columns.of(residual)))
 
 
+class SummedLinear(Linear):
+    """A linear layer of which each rank's device has the columns for its own input features; ranks add up results."""
+
+    def __init__(
+        self, allocator: WeightAllocator, name: str, out_features: int, own: range, sums: Sums, *, bias: bool = False
+    ) -> None:
+        """`own` are this rank's input features."""
+        super().__init__(allocator, len(own), {name: out_features}, bias=bias)
+        self._inputs, self._sums, self._name = own, sums, name
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return all output features; see `Linear`. Shapes: x [T, own], residual [T, out] -> [T, out].
+
+        Raises: GroupError.
+        """
+        result = self._sums.all_reduce(self._name, linear(x, self.weight))
+        if self.bias is not None:
+            result += self.bias
+        return result if residual is None else result.add_(residual)
+
+    def _destinations(self) -> Sequence[Destination]:
+        (rows,) = super()._destinations()
+        return [Rearranged([(rows, [self._inputs])], dim=1)]
+
+
 def output_linear(
-    allocator: WeightAllocator, in_features: int, name: str, out_features: int, *, bias: bool = False
+    allocator: WeightAllocator,
+    in_features: int,
+    name: str,
+    out_features: int,
+    *,
+    bias: bool = False,
+    own: range | None = None,
 ) -> Linear:
-    """Return a linear layer that writes to the residual stream, which all ranks have whole."""
-    columns = allocator.columns(name, out_features)
+    """Return a linear layer that writes to the residual stream, which all ranks have whole.
+
+    `own` are the input features that this rank has, where ranks cut what comes before.
+    """
+    columns, sums = allocator.columns(name, out_features), allocator.sums
     if columns is None:
         return Linear(allocator, in_features, {name: out_features}, bias=bias)
-    return GatheredLinear(allocator, in_features, name, columns, bias=bias)
+    if sums is None:
+        return GatheredLinear(allocator, in_features, name, columns, bias=bias)
+    assert own is not None, "ranks on devices cut what comes before"
+    return SummedLinear(allocator, name, out_features, own, sums, bias=bias)

@@ -57,10 +57,18 @@ class MLP:
     ) -> None:
         self._kind, self._names, self._block = kind, names, names.block
         gate_up = dict.fromkeys(names.ups, intermediate_size)
-        self._units = allocator.columns("units", intermediate_size)
+        self._units = allocator.units(intermediate_size)
         own = None if self._units is None else dict.fromkeys(gate_up, self._units.own)
         self.gate_up_proj = Linear(allocator, hidden_size, gate_up, bias=bias, own=own)
-        self.down_proj = output_linear(allocator, intermediate_size, names.down, hidden_size, bias=bias)
+        self._gathers_units = self._units is not None and allocator.sums is None
+        self.down_proj = output_linear(
+            allocator,
+            intermediate_size,
+            names.down,
+            hidden_size,
+            bias=bias,
+            own=None if self._units is None else self._units.own,
+        )
 
     def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the network's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
@@ -76,9 +84,9 @@ class MLP:
         return result if residual is None else result.add_(residual)
 
     def units(self, hidden: Tensor) -> Tensor:
-        """Return what meets the last matrix. Shapes: hidden [T, H] -> [T, I]."""
+        """Return what meets the last matrix, or this rank's share of it. Shapes: hidden [T, H] -> [T, I]."""
         gate_up = self.gate_up_proj(hidden)
-        if self._units is not None:  # before SiLU, which torch may round otherwise in narrower rows
+        if self._units is not None and self._gathers_units:  # before SiLU: torch may round otherwise in narrower rows
             halves = gate_up.chunk(self._kind.num_matrices - 1, dim=1)
             gate_up = torch.cat([self._units.gather(half) for half in halves], dim=1)
         return activate(self._kind.function, gate_up, is_gated=self._kind.is_gated)

@@ -20,9 +20,10 @@ from moeflow.kernels.triton.planar_stack import PlanarStack
 from moeflow.kernels.triton.planar_weights import PlanarWeights
 from moeflow.models.layers.allocation.weight_formats import MatrixRole
 from moeflow.models.layers.expert_weights import Destination, ExpertTensors, ExpertWeights
+from moeflow.models.layers.rearranged import Rearranged
 from moeflow.parallel.blocks import band_blocks
 from moeflow.parallel.columns import Columns
-from moeflow.parallel.group import Group
+from moeflow.parallel.group import Group, Sums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -98,7 +99,20 @@ class WeightAllocator:
     def columns(self, name: str, count: int) -> Columns | None:
         """Return how `tensor_group` cuts `count` outputs; None: it does not. `name` is for errors of the exchange."""
         group = self.tensor_group
-        return None if group is None else Columns(group, name, band_blocks(count, group.size))
+        return None if group is None else self.columns_of(group, name, band_blocks(count, group.size))
+
+    def units(self, count: int) -> Columns | None:
+        """Return the same of the hidden units of a dense network."""
+        return self.columns("units", count)
+
+    def columns_of(self, group: Group, name: str, blocks: Sequence[range]) -> Columns:
+        """Return the same for given blocks."""
+        return Columns(group, name, blocks)
+
+    @property
+    def sums(self) -> Sums | None:
+        """What adds up the results of ranks on devices; None: ranks compute whole sums."""
+        return None
 
     def elsewhere(self) -> WeightAllocator:
         """Return an allocator for the layers of other stages."""
@@ -190,6 +204,14 @@ def rows_of(weight: StackedWeight, parts: Collection[range]) -> Sequence[Destina
     if not isinstance(weight, PackedWeight | PackedStack):
         return split(weight, sizes)
     return [replace(part, first=rows.start) for part, rows in zip(weight.split(sizes), parts, strict=True)]
+
+
+def own_rows_of(weight: StackedWeight, own: Sequence[range]) -> Sequence[Destination]:
+    """Return parts one below the other, each with those rows of a checkpoint's tensor that a rank has."""
+    parts = rows_of(weight, own)
+    if isinstance(weight, PackedWeight | PackedStack):
+        return parts
+    return [Rearranged([(part, [rows])]) for part, rows in zip(parts, own, strict=True)]
 
 
 def whole(weight: Weight) -> Destination:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
+from moeflow.core.parallel_config import EXPERT_LAYOUTS
 from moeflow.kernels.triton.planar_rows import MADE_FORMATS
 from moeflow.kernels.triton.planar_weights import GROUP
 from moeflow.planner.choices.kv_cache_choice import MIN_KV_TOKENS
@@ -19,22 +20,29 @@ from moeflow.planner.hardware.host import HostResources
 from moeflow.settings.settings import Settings, given_options
 from moeflow.speculation.registry import SPECULATORS
 
-_RANKS: Final = "ranks compute with the CPU's kernels"
+_RANKS: Final = "ranks with stages, and on other machines, compute with the CPU's kernels"
+_MOVES: Final = "experts move among ranks that compute with the CPU's kernels"
 _REPLICAS: Final = "replicas compute with the CPU's kernels"
 _PROMPTS: Final = "only the CPU's kernels compute the same keys and values every time"
 _ON_CPU_ONLY: Final[Mapping[str, str]] = {  # field of `Settings` -> reason
     "packed_weights_file": "it has weights in the layout of the CPU's kernels",
     "prompt_cache": _PROMPTS,
     "prompt_cache_bytes": _PROMPTS,
-    "num_ranks": _RANKS,
     "stages": _RANKS,
     "listen_ranks": _RANKS,
     "ray_address": _RANKS,
+    "expert_placement": _MOVES,
+    "num_redundant_experts": _MOVES,
+    "expert_layout": "ranks on GPUs know the layouts of moeflow only",
     "num_replicas": _REPLICAS,
     "expert_parallel": _REPLICAS,
     "remote_experts": "lenders keep experts that the CPU reads from disk",
 }
-_NEUTRAL: Final[Mapping[str, object]] = {"num_ranks": 1, "num_replicas": 1}
+_NEUTRAL: Final[Mapping[str, Sequence[object]]] = {  # values of these that GPUs take; of others None
+    "num_replicas": (None, 1),
+    "expert_placement": ("auto", "index"),
+    "expert_layout": ("auto", *EXPERT_LAYOUTS),
+}
 
 
 class GpuRefusal(msgspec.Struct, frozen=True):
@@ -54,7 +62,7 @@ def gpu_refusal(settings: Settings, shape: ModelConfig) -> GpuRefusal | None:
         why = "models that draft compute with the CPU's kernels"
         return GpuRefusal(f"--speculator {speculator} is for the processor: {why}", "use --device cpu, or suffix")
     for name, why in _ON_CPU_ONLY.items():
-        if getattr(settings, name) != _NEUTRAL.get(name):
+        if getattr(settings, name) not in _NEUTRAL.get(name, (None,)):
             for flag in given_options(settings, (name,)):
                 return GpuRefusal(f"{flag} is for the processor: {why}", f"use --device cpu, or remove {flag}")
     return None
@@ -84,10 +92,21 @@ def _row_widths(shape: ModelConfig) -> set[int]:
     }
 
 
-def check_on_gpu(settings: Settings, shape: ModelConfig) -> None:
+def _why_too_few(settings: Settings, num_gpus: int) -> str:
+    """Return why ranks find no GPU each; empty: they do."""
+    need = settings.num_ranks or 1
+    if need == 1 or need <= num_gpus:
+        return ""
+    have = "1 GPU is" if num_gpus == 1 else f"{num_gpus} GPUs are"
+    return f"{need} ranks (--ranks) on GPUs need one each, but {have} there, counted from the first one used"
+
+
+def check_on_gpu(settings: Settings, shape: ModelConfig, num_gpus: int) -> None:
     """Raise ConfigError if no GPU, nor a device that computes like one, runs a model with these settings."""
     if refusal := gpu_refusal(settings, shape):
         raise ConfigError(f"{refusal.reason}; {refusal.remedy}")
+    if reason := _why_too_few(settings, num_gpus):
+        raise ConfigError(f"{reason}: use fewer (--ranks), or --device cpu")
 
 
 def check_on_cpu(settings: Settings, why: str) -> None:
@@ -113,7 +132,7 @@ def why_not_automatic(settings: Settings, shape: ModelConfig, machine: HostResou
     if settings.shares_memory:
         return "models of one server share main memory"
     refusal = gpu_refusal(settings, shape)
-    return refusal.reason if refusal else ""
+    return refusal.reason if refusal else _why_too_few(settings, len(machine.accelerators_free_bytes))
 
 
 def why_too_short(config: EngineConfig, settings: Settings, shape: ModelConfig) -> str:

@@ -9,7 +9,7 @@ from moeflow.settings.settings import Settings
 
 
 def free_bytes(settings: Settings, machine: HostResources, device: str) -> int:
-    """Return what the engine may use of the device that computes.
+    """Return what the engine may use of the devices that compute, as much of each.
 
     Raises: CapacityError if the user allows more memory than there is.
     """
@@ -19,7 +19,9 @@ def free_bytes(settings: Settings, machine: HostResources, device: str) -> int:
         if allowed is not None:
             have += machine.process_bytes  # which the limit covers, too
         return allowed_bytes("memory", allowed, have)
-    return allowed_bytes("device memory", on_device, machine.accelerator_free_bytes)
+    number = settings.num_ranks or 1
+    have = min(machine.accelerators_free_bytes[:number], default=0)
+    return number * allowed_bytes("device memory", on_device, have)
 
 
 def allowed_bytes(what: str, requested: int | None, have: int) -> int:

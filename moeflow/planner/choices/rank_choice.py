@@ -32,6 +32,7 @@ from moeflow.settings.settings import Settings, given_options
 
 with on_demand(__name__):
     from moeflow.parallel.placement import whole_experts
+    from moeflow.planner.choices import device_ranks
 
 _LAYOUTS_OF_EXPERTS: Final = ("expert_layout", "expert_placement", "num_redundant_experts")
 _LAYOUTS: Final = (*_LAYOUTS_OF_EXPERTS, "attention_layout")
@@ -56,6 +57,8 @@ def possible_ranks(settings: Settings, costs: ModelCosts) -> list[ParallelConfig
     Raises: ConfigError if the ranks cannot share it in any of these ways.
     """
     shape, number = costs.shape, count_ranks(settings)
+    if number > 1 and settings.device not in ("cpu", "auto"):
+        return device_ranks.possible_device_ranks(settings, costs)
     join, stages = choose_join(settings, number), choose_stages(settings, costs)
     LAYOUTS.get(settings.expert_layout)  # raises where packages have one name for several
     experts = _layouts("expert_layout", settings.expert_layout, EXPERT_LAYOUTS, ADDED_LAYOUTS)

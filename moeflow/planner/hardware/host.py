@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
@@ -37,6 +38,12 @@ class HostResources:
     why_no_accelerator: str = "torch finds no CUDA device here"
     why_no_kernels: str = ""  # why Triton's kernels do not run on that GPU, and the remedy; empty: they do
     accelerator_identity: str = ""  # of that GPU and its software: measurements are valid for these
+    next_free_bytes: tuple[int, ...] = ()  # of the GPUs that follow that one, which ranks may use
+
+    @property
+    def accelerators_free_bytes(self) -> Sequence[int]:
+        """Free memory of that GPU and of those that follow it."""
+        return () if self.accelerator is None else (self.accelerator_free_bytes, *self.next_free_bytes)
 
 
 def host_resources(device: str = "cpu", cache_dir: Path | None = None) -> HostResources:
@@ -74,12 +81,17 @@ def _with_gpu(here: HostResources, device: str, cache_dir: Path | None) -> HostR
             has_bfloat16=best.has_bfloat16,
             why_no_kernels=best.kernels_problem,
             accelerator_identity=best.identity,
+            next_free_bytes=tuple(gpu.free_bytes for gpu in takewhile(_computes, found[found.index(best) + 1 :])),
         )
     if asked:
         return replace(here, why_no_accelerator=f"torch cannot compute on {asked[0].name}: {asked[0].problem}")
     if found:
         return replace(here, why_no_accelerator=f"torch finds only {', '.join(gpu.name for gpu in found)} here")
     return replace(here, why_no_accelerator=search.problem or here.why_no_accelerator)
+
+
+def _computes(gpu: gpus.Gpu) -> bool:
+    return not (gpu.problem or gpu.kernels_problem)
 
 
 def host_of(machine: Machine, why_no_accelerator: str = "the machine has no GPU") -> HostResources:

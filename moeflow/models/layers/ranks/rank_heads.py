@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+
 import torch
 from torch import Tensor
 
 from moeflow.kernels.norm import rms_norm
 from moeflow.parallel.blocks import HeadBlocks, scaled
 from moeflow.parallel.columns import Columns
-from moeflow.parallel.group import Group
+
+MakeColumns = Callable[[str, Sequence[range]], Columns]  # from a name for errors, and each rank's block
 
 
 class RankHeads:
     """This rank's heads among those of all. Keys and values of its KV heads are all that its cache holds."""
 
-    def __init__(self, group: Group, blocks: HeadBlocks, head_dim: int) -> None:
-        self.queries, self.keys = blocks.queries[group.rank], blocks.keys[group.rank]
-        self._group, self._head_dim = group, head_dim
-        self._context = Columns(group, "attention", [scaled(block, head_dim) for block in blocks.queries])
-        self._num_queries = [len(block) for block in blocks.queries]
-        self._num_owned_keys = [len(block) for block in blocks.owned_keys()]
+    def __init__(self, columns: MakeColumns, rank: int, blocks: HeadBlocks, head_dim: int) -> None:
+        self.queries, self.keys = blocks.queries[rank], blocks.keys[rank]
+        self._head_dim = head_dim
+        self._context = columns("attention", [scaled(block, head_dim) for block in blocks.queries])
+        owned = blocks.owned_keys()
+        self._num_owned_keys = len(owned[rank])
+        self._sizes = [len(each) * head_dim for pair in zip(blocks.queries, owned, strict=True) for each in pair]
+        ends = list(accumulate(self._sizes))[1::2]
+        self._normed = columns("queries and keys", [range(*bounds) for bounds in pairwise([0, *ends])])
 
     def gather(self, attended: Tensor) -> Tensor:
         """Return what all heads attended to. Shapes: [T, own Q * D] -> [T, Q * D]. Raises: GroupError."""
@@ -39,12 +46,6 @@ class RankHeads:
 
     def _gather_queries_and_keys(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Shapes: q [T, own Q * D], k [T, own KV * D] -> [T, Q * D], [T, KV * D]."""
-        num_tokens, dim = q.shape[0], self._head_dim
-        sent = torch.cat([q, k[:, : self._num_owned_keys[self._group.rank] * dim]], dim=1)
-        found = self._group.all_gather("queries and keys", sent.view(-1))
-        halves = [
-            torch.split(part.view(num_tokens, -1), [queries * dim, keys * dim], dim=1)
-            for part, queries, keys in zip(found, self._num_queries, self._num_owned_keys, strict=True)
-        ]
-        all_q, all_k = (torch.cat(half, dim=1) for half in zip(*halves, strict=True))
-        return all_q, all_k
+        sent = torch.cat([q, k[:, : self._num_owned_keys * self._head_dim]], dim=1)
+        found = torch.split(self._normed.gather(sent), self._sizes, dim=1)
+        return torch.cat(found[::2], dim=1), torch.cat(found[1::2], dim=1)

@@ -1,0 +1,71 @@
+"""Runs tiny models on two GPUs in software that share them, and on one, and prints what came of it as JSON.
+
+python -m tests.soft_gpu.run_ranks FAMILY...: each with experts in slices and whole.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from tests.soft_gpu import machine
+
+machine.prepare()
+
+from moeflow.engine.ranks import main as rank_main  # noqa: E402
+from moeflow.engine.ranks import rank_processes  # noqa: E402
+from studies.small_families import prompts_of, small_config, write_small  # noqa: E402
+from tests.soft_gpu import device, kernels  # noqa: E402
+from tests.soft_gpu.run_families import run  # noqa: E402
+
+LAYOUTS = (("sliced", "tensor"), ("expert", "replicated"))
+DENSE = {"llama": [("auto", "tensor")]}
+RANK = "rank"  # the first argument of a process that is one
+
+
+def main(families: list[str]) -> None:
+    """Print one object for each family."""
+    with tempfile.TemporaryDirectory() as folder, device.soft_gpu(), kernels.soft_kernels():
+        print(json.dumps({family: _compare(family, Path(folder, family)) for family in families}))
+
+
+def _compare(family: str, folder: Path) -> dict[str, Any]:
+    """Return whether two devices give the same tokens as one in each layout."""
+    write_small(family, folder, initializer_range=0.1)  # so large that tokens depend on stored states
+    prompts = prompts_of([5, 1, 33])
+    expected, _ = run(small_config(folder, device.NAME, "float32"), prompts)
+    found: dict[str, Any] = {}
+    for experts, attention in DENSE.get(family, LAYOUTS):
+        config = small_config(
+            folder, device.NAME, "float32", num_ranks=2, expert_layout=experts, attention_layout=attention
+        )
+        with mock.patch.object(rank_processes, "start_rank", _start_rank):
+            got, counts = run(config, prompts)
+        found[f"{experts}/{attention}"] = {"is_equal": got == expected, **counts}
+    return found
+
+
+def _start_rank(_: str, descriptors: list[int], rank: int) -> subprocess.Popen[bytes]:
+    """Start a rank with a GPU in software."""
+    return subprocess.Popen(
+        [sys.executable, "-m", __spec__.name, RANK, *map(str, [*descriptors, rank])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=descriptors,
+    )
+
+
+def be_rank(arguments: list[str]) -> None:
+    """Be a rank."""
+    sys.argv[1:] = arguments
+    with device.soft_gpu(), kernels.soft_kernels():
+        rank_main.main()
+
+
+if __name__ == "__main__":
+    be_rank(sys.argv[2:]) if sys.argv[1] == RANK else main(sys.argv[1:])
