@@ -42,7 +42,7 @@ def _source_table(name: str, cells: Sequence[dict[str, Any]]) -> Table:
 
 
 def _off(row: dict[str, Any], term: str) -> float:
-    return row["predicted"][term] / row["published"] - 1
+    return float(row["predicted"][term] / row["published"] - 1)
 
 
 def _summary(cells: Sequence[dict[str, Any]], terms: Sequence[str]) -> Iterator[str]:

@@ -20,11 +20,11 @@ def run(options: argparse.Namespace, findings: Findings) -> None:
     folder = shaped(options.scratch / "small", SMALL | HEADS)
     found: dict[str, dict[str, list[float]]] = {}
     cuts = CUTS[:1] if is_rehearsal(options) else CUTS
-    for dtype, *cut in cuts:
+    for dtype, micro_batch, share in cuts:
         plain = answers(small_config(folder, "cpu", dtype))
         of_dtype = found.setdefault(dtype, {})
         for name in OFFLOADING:
-            got = answers(pipeline_on(options, folder, name, dtype, *cut))
+            got = answers(pipeline_on(options, folder, name, dtype, micro_batch, share))
             of_dtype.setdefault(name, []).append(round(equal_share(plain, got), 4))
             findings.note(equal_tokens=found)
     for dtype, of_dtype in found.items():
