@@ -17,7 +17,7 @@ from moeflow.engine.engine import Engine
 from moeflow.kernels.cpu import extension
 from moeflow.planner.resolve import resolve
 from moeflow.settings.settings import Settings
-from tests.engine.ranks.ray_nodes import PATIENCE_S, PORT, Node, networked, start_all
+from studies.harness.ray_nodes import PATIENCE_S, PORT, Node, networked, start_all
 from tests.engine.ranks.ray_server import asked
 from tests.tiny_mixtral import write_tiny_mixtral
 

@@ -1,4 +1,4 @@
-"""A Ray cluster of a test: each node in a network namespace of its own, as on machines with a switch between them."""
+"""A Ray cluster on one machine: each node in a network namespace of its own, with a switch between them."""
 
 from __future__ import annotations
 
