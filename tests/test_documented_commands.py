@@ -71,8 +71,16 @@ COVERED = (
     ),
     (r"python -m studies.first_answers", "tests/studies/test_first_answers.py::test_every_interface_is_asked"),
     (r"python -m studies.pipelines .*", "tests/studies/test_pipelines.py::test_all_pipelines_are_compared"),
+    (
+        r"python -m studies.offload device .*",
+        "tests/studies/test_offload_device.py::test_ways_that_run_are_compared_and_others_are_explained",
+    ),
+    (
+        r"python -m studies.attention_places .*",
+        "tests/studies/test_attention_places.py::test_every_case_is_measured_and_a_slow_link_makes_fetching_slow",
+    ),
     (r"python -m studies.report", "tests/studies/test_report.py::test_page_and_readme_are_what_the_records_say"),
-    (r"python -m studies.paper", "tests/studies/paper/test_command.py::test_tables_and_what_does_not_count"),
+    (r"python -m studies.paper", "tests/studies/paper/test_command.py::test_tables_and_what_each_term_changes"),
     (
         r"pip install .*examples/eviction_policy",
         "tests/test_examples.py::test_a_policy_and_a_predictor_are_in_the_help_and_are_replayed",
@@ -101,6 +109,7 @@ COVERED = (
         r"moeflow join .*",
         "tests/cli/test_join.py::test_the_head_says_where_the_model_lies_and_the_token_is_in_the_cache_folder",
     ),
+    (r"moeflow scale .*", "tests/cli/test_scale.py::test_it_waits_until_all_are_ready"),
     (r"moeflow lend .*", "tests/cli/test_lend.py::test_all_of_it_may_be_said"),
     (r"python scripts/options_page.py", "tests/test_generated_pages.py::test_the_command_line_is_current"),
 )
@@ -115,7 +124,7 @@ ELSEWHERE = (
     (r"export (ANTHROPIC|CLAUDE|OPENAI)_.*|(cline|aider|OPENAI_API_BASE_URL=\S+) .*", "scripts/try-agents does"),
     (r"scripts/(sanitize.*|wheel|check-arm extension)", "compiles for minutes"),
     (r"python -m studies\.(collectives|engine_deaths).*", "measures for minutes, on an idle machine"),
-    (r"python -m studies.remote_experts .*", "wants network namespaces and root"),
+    (r"python -m studies.(remote_experts .*|node_replicas.*)", "wants network namespaces and root"),
     (r"scp .*", "wants two machines"),
     (r"podman .*", "wants a container engine; tests/test_containerfile.py reads the file"),
     (r"(install|systemctl|journalctl) .*", "wants systemd and root; tests/test_deploy.py reads the unit"),

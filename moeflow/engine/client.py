@@ -26,6 +26,7 @@ class ReplicaStatus:
     state: EngineState
     stats: EngineStats  # of it alone
     is_slow: bool = False  # it answers, but so late that it gets no new requests
+    host: str = ""  # name of its machine; empty: the server's
 
 
 class EngineClient(Protocol):

@@ -27,6 +27,10 @@ class EngineHost(Protocol):
     """Where an engine's process runs."""
 
     @property
+    def name(self) -> str:
+        """Name of its machine; empty: this one."""
+
+    @property
     def is_running(self) -> bool:
         """Whether the process has not ended, as far as is known."""
 
@@ -96,6 +100,11 @@ class LocalHost:
             )
             undo.pop_all()
         return cls(process, socket, folder, PassRecord(descriptor))
+
+    @property
+    def name(self) -> str:
+        """See `EngineHost`."""
+        return ""
 
     @property
     def is_running(self) -> bool:

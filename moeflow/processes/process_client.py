@@ -119,6 +119,11 @@ class ProcessEngine:
         return self._model
 
     @property
+    def host(self) -> str:
+        """Name of the machine that computes; empty: this one."""
+        return self._host.name
+
+    @property
     def is_alive(self) -> bool:
         """Whether the process runs and has not failed."""
         return self._failure is None and self._host.is_running
@@ -157,7 +162,7 @@ class ProcessEngine:
 
     def replicas(self) -> list[ReplicaStatus]:
         """See `EngineClient.replicas`."""
-        return [ReplicaStatus(self.state, self.stats())]
+        return [ReplicaStatus(self.state, self.stats(), host=self.host)]
 
     def submit(self, submission: Submission, sink: Sink) -> None:
         """Submit a request; `sink` gets its outputs as they arrive, or None if the engine ends before it."""

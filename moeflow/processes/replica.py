@@ -41,6 +41,10 @@ class Mortal(Protocol):
         """What it serves."""
 
     @property
+    def host(self) -> str:
+        """Name of the machine that computes; empty: this one."""
+
+    @property
     def state(self) -> EngineState:
         """Whether it runs."""
 
@@ -166,9 +170,9 @@ class Replica:
         stats = self._totals
         if self._engine is not None and self._restarting is None and not self.end:
             stats = with_totals(self._engine.stats(), stats)
-        return ReplicaStatus(
-            self.state, msgspec.structs.replace(stats, engine_restarts_total=self._limits.num_restarts), self.is_slow
-        )
+        stats = msgspec.structs.replace(stats, engine_restarts_total=self._limits.num_restarts)
+        host = "" if self._engine is None else self._engine.host
+        return ReplicaStatus(self.state, stats, self.is_slow, host)
 
     @property
     def requests(self) -> Iterable[Continuation]:

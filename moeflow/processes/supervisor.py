@@ -26,7 +26,7 @@ import msgspec
 
 from moeflow.core.engine_config import EngineConfig, SchedulerConfig
 from moeflow.core.engine_messages import EngineStats, ModelInfo, Submission, TokenOutput
-from moeflow.core.errors import EngineError
+from moeflow.core.errors import ConfigError, EngineError
 from moeflow.core.parallel_config import NodeReplicas
 from moeflow.engine.client import EngineState, ReplicaStatus
 from moeflow.kernels.on_demand import on_demand
@@ -75,10 +75,15 @@ class Supervisor:
         the end.
         """
         self._folder = folder
-        names = [f"replica {number}" for number in range(len(starts))] if len(starts) > 1 else ["the engine"]
+        self._make_limits = make_limits
+        self._scheduler = scheduler
+        self._first_start = starts[0]
+        is_alone = len(starts) == 1 and places is None
         self._replicas = [
-            Replica(name, start, make_limits(), self, scheduler) for name, start in zip(names, starts, strict=True)
+            self._make_replica("the engine" if is_alone else f"replica {number}", start)
+            for number, start in enumerate(starts)
         ]
+        self._retiring: set[asyncio.Task[None]] = set()
         self._on_failure = on_failure
         self._launcher = launcher
         self._places = places
@@ -142,6 +147,41 @@ class Supervisor:
         except BaseException:
             await self._shut_down_all(0)
             raise
+
+    def _make_replica(self, name: str, start: Start) -> Replica:
+        return Replica(name, start, self._make_limits(), self, self._scheduler)
+
+    def scale(self, num_replicas: int) -> None:
+        """Have this number of replicas on other machines. New ones begin once they have a place there; requests of
+        removed ones continue in others.
+
+        Raises: ConfigError if replicas are processes of this machine, or none would be left.
+        """
+        places, launcher = self._places, self._launcher
+        if places is None or launcher is None:
+            raise ConfigError("the number of engines on one machine is fixed: start with --replicas and --ray-address")
+        if num_replicas < 1:
+            raise ConfigError("at least one replica must stay")
+        added = [
+            self._make_replica(f"replica {number}", self._first_start)
+            for number in range(len(self._replicas), num_replicas)
+        ]
+        removed = self._replicas[num_replicas:]
+        self._replicas = [*self._replicas[:num_replicas], *added]
+        launcher.start_more(len(added) - places.keep_released(len(added)))
+        for replica in added:
+            replica.load_later()
+        for replica in removed:
+            task = asyncio.create_task(self._retire(replica, places))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+
+    async def _retire(self, replica: Replica, places: EnginePlaces) -> None:
+        """Move the requests of a replica to others, and end it."""
+        self._move_requests(replica)
+        self._dispatch()
+        await replica.shutdown(0)
+        places.release()
 
     @property
     def model(self) -> ModelInfo:
@@ -244,9 +284,13 @@ class Supervisor:
             return
         for replica in self._replicas:
             if replica.state is EngineState.STALLED:
-                for request in list(replica.requests):
-                    replica.withdraw(request)
-                    self._enqueue(request)
+                self._move_requests(replica)
+
+    def _move_requests(self, replica: Replica) -> None:
+        """Queue the requests of a replica for others."""
+        for request in list(replica.requests):
+            replica.withdraw(request)
+            self._enqueue(request)
 
     def _enqueue(self, request: Continuation) -> None:
         insort(self._queue, request, key=lambda each: each.place)
@@ -276,7 +320,7 @@ class Supervisor:
         return [*self._queue, *(request for replica in self._replicas for request in replica.requests)]
 
     async def _shut_down_all(self, deadline_s: float) -> None:
-        await asyncio.gather(*(replica.shutdown(deadline_s) for replica in self._replicas))
+        await asyncio.gather(*(replica.shutdown(deadline_s) for replica in self._replicas), *self._retiring)
         if self._places is not None:
             self._places.close()
         if self._launcher is not None:

@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from moeflow.engine.generator import Generator
-from moeflow.server.api import batches, files, lm_studio, models, status, tokenize
+from moeflow.server.api import batches, files, lm_studio, models, replicas, status, tokenize
 from moeflow.server.api.chat import chat
 from moeflow.server.api.chat.chat_objects import ChatChunk
 from moeflow.server.api.completions import completions
@@ -115,6 +115,7 @@ def create_app(
         batches,
         tokenize,
         status,
+        replicas,
     ):
         app.include_router(part.router, dependencies=key_in_document)
     complete_document(app, service, CompletionChunk, ChatChunk, *RESPONSE_EVENTS, *MESSAGE_EVENTS)

@@ -87,6 +87,8 @@ class World:
 class MortalEngine:
     """One life. See `ProcessEngine` for what its methods promise."""
 
+    host = ""
+
     def __init__(self, world: World, on_failure: Callable[[], None], on_change: Callable[[], None]) -> None:
         self._world = world
         self._on_failure = on_failure

@@ -12,6 +12,7 @@ continues until the engine ends (`orphan_watch.py`).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import socket
 import subprocess
@@ -35,6 +36,7 @@ from moeflow.processes.cluster.ray_messages import (
     Connected,
     LaunchOrder,
     LaunchReport,
+    More,
     Placed,
     RankEnd,
     RankMessage,
@@ -64,7 +66,7 @@ def main() -> None:
         _connect(msgspec.json.decode(orders.readline(), type=Connect).address)
         launch.report(Connected(ray.util.get_node_ip_address()))
         order = msgspec.json.decode(orders.readline(), type=LaunchOrder)
-        threading.Thread(target=launch.end_with, args=(orders,), daemon=True).start()
+        threading.Thread(target=launch.follow, args=(orders,), daemon=True).start()
         launch.run(order)
     except MoeflowError as error:
         launch.report(Unplaced(str(error), isinstance(error, CapacityError)))
@@ -111,15 +113,17 @@ class Launch:
         self._has_ended = threading.Event()
         self._group: PlacementGroup | None = None
         self._actors: dict[int, Any] = {}  # by bundle
+        self._bundles = itertools.count()
 
     def report(self, message: LaunchReport) -> None:
         """Tell the server's process."""
         with self._lock:
             self._reports.write(msgspec.json.encode(message) + b"\n")
 
-    def end_with(self, pipe: IO[bytes]) -> None:
-        """Have `run` return when this pipe ends."""
-        pipe.read()
+    def follow(self, orders: IO[bytes]) -> None:
+        """Start further engines as ordered; have `run` return when this pipe ends."""
+        for line in orders:
+            self._start_keeping(msgspec.json.decode(line, type=More).number)
         self._has_ended.set()
 
     def run(self, order: LaunchOrder) -> None:
@@ -134,9 +138,12 @@ class Launch:
             nodes = [self._node(bundle) for bundle in range(order.num_ranks)]
             _check_reachable(order.rank.host, nodes)
             self.report(Placed(nodes))
-        for bundle in range(order.num_ranks):
-            threading.Thread(target=self._keep, args=(bundle,), daemon=True).start()
+        self._start_keeping(order.num_ranks)
         self._has_ended.wait()
+
+    def _start_keeping(self, number: int) -> None:
+        for _ in range(number):
+            threading.Thread(target=self._keep, args=(next(self._bundles),), daemon=True).start()
 
     def close(self) -> None:
         """End the ranks: they notice that their actors are gone."""
@@ -180,6 +187,9 @@ class Launch:
             begun_s = time.monotonic()
             end = self._run_once(bundle)
             if self._has_ended.is_set():
+                return
+            if end.is_released:
+                ray.kill(self._actors.pop(bundle))
                 return
             if time.monotonic() - begun_s > _STEADY_S:
                 pause_s, last = _FIRST_PAUSE_S, ""

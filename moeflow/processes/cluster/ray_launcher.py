@@ -29,6 +29,7 @@ from moeflow.processes.cluster.ray_messages import (
     Connected,
     LaunchOrder,
     LaunchReport,
+    More,
     Placed,
     RankOrder,
     RankProgress,
@@ -89,6 +90,11 @@ class RayLauncher:
         finally:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
+
+    def start_more(self, number: int) -> None:
+        """Have Ray start this number of further engines. While Ray is away, nothing happens: it starts all later."""
+        if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
+            self._process.stdin.write(msgspec.json.encode(More(number)) + b"\n")
 
     async def close(self) -> None:
         """End the ranks, and the process that speaks to Ray. Blocks: for a moment, some seconds if it hangs."""

@@ -42,6 +42,7 @@ class RankEnd(msgspec.Struct, frozen=True, tag="end"):
 
     reason: str
     may_retry: bool = True  # another try may end otherwise
+    is_released: bool = False  # it is no longer needed
 
 
 class LaunchOrder(msgspec.Struct, frozen=True):
@@ -51,6 +52,12 @@ class LaunchOrder(msgspec.Struct, frozen=True):
     shares_nodes: bool
     deadline_s: float  # for nodes to be available for all of them
     rank: RankOrder
+
+
+class More(msgspec.Struct, frozen=True):
+    """Start this number of further engines."""
+
+    number: int
 
 
 class Placed(msgspec.Struct, frozen=True, tag="placed"):

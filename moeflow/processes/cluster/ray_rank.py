@@ -19,7 +19,7 @@ from moeflow.core.errors import MoeflowError
 from moeflow.engine.ranks.join import JoinSettings, join
 from moeflow.engine.ranks.orphan_watch import OrphanWatch
 from moeflow.processes.cluster.ray_messages import RankEnd, RankMessage, RankNews, RankOrder
-from moeflow.processes.nodes.keeper import KeeperSettings, keep
+from moeflow.processes.nodes.keeper import KeeperSettings, ReleasedError, keep
 
 
 def main() -> None:
@@ -29,6 +29,8 @@ def main() -> None:
     watch = OrphanWatch(sys.stdin.buffer)
     try:
         _run(order, watch)
+    except ReleasedError as error:
+        _say(RankEnd(str(error), is_released=True))
     except MoeflowError as error:
         _say(RankEnd(str(error), may_retry=False))
         raise SystemExit(1) from None

@@ -34,6 +34,7 @@ from moeflow.processes.nodes.messages import (
     Ended,
     FromKeeper,
     Kill,
+    Leave,
     Offer,
     Refused,
     Relayed,
@@ -60,6 +61,7 @@ class EnginePlaces:
         self._lives = itertools.count(time.time_ns())  # later servers have larger ones
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromKeeper)
+        self._num_excess = 0  # keepers that are to leave
         self.host, self.port = "", 0  # once open
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -106,7 +108,7 @@ class EnginePlaces:
     async def launch(self, max_num_seqs: int) -> FarHost:
         """Take a place, and start a process there that has nothing to do yet. Waits: until there is one."""
         del max_num_seqs  # the keeper reads it in the configuration
-        place = next((each for each in self._places.values() if each.host is None), None)
+        place = next((each for each in self._places.values() if each.is_free), None)
         if place is not None:
             return self._start(place)
         future: asyncio.Future[FarHost] = asyncio.get_running_loop().create_future()
@@ -117,6 +119,16 @@ class EnginePlaces:
             if future.done() and not future.cancelled():
                 future.result().kill()
             raise
+
+    def release(self) -> None:
+        """Have one keeper leave, as soon as one has no engine."""
+        self._num_excess += 1
+
+    def keep_released(self, number: int) -> int:
+        """Keep up to `number` of the keepers that have not left yet; return how many that are."""
+        kept = min(number, self._num_excess)
+        self._num_excess -= kept
+        return kept
 
     def say(self, identity: bytes, message: ToKeeper, *payload: bytes) -> None:
         """Send a message to a keeper. Never waits."""
@@ -156,7 +168,11 @@ class EnginePlaces:
         if place.host is not None and offer.last_life >= place.host.life:
             place.host.end(Death(f"{place.name} has ended it"))
             place.host = None
-        if place.host is None:
+        if place.host is None and self._num_excess and not self._waiting:
+            self._num_excess -= 1
+            self.say(identity, Leave())
+            del self._places[identity]
+        elif place.host is None:
             self._grant(place)
 
     def _grant(self, place: _Place) -> None:
@@ -202,6 +218,11 @@ class _Place:
         self.host: FarHost | None = None  # None: it is free
 
     @property
+    def is_free(self) -> bool:
+        """Whether an engine can start here now."""
+        return self.host is None and self.silence_s < SILENT_S
+
+    @property
     def silence_s(self) -> float:
         """How long nothing has been heard of it."""
         return time.monotonic() - self.heard_s
@@ -219,6 +240,11 @@ class FarHost:
         self._death: Death | None = None
         self._beat = 0
         self._num_sent = self._num_received = 0
+
+    @property
+    def name(self) -> str:
+        """See `EngineHost`."""
+        return self._place.name
 
     @property
     def is_running(self) -> bool:

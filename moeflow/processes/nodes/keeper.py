@@ -41,6 +41,7 @@ from moeflow.processes.nodes.messages import (
     Ended,
     FromKeeper,
     Kill,
+    Leave,
     Offer,
     Refused,
     Relayed,
@@ -65,6 +66,10 @@ class KeeperSettings:
     cache_dir: Path | None = None  # where packed weights may be
 
 
+class ReleasedError(Exception):
+    """The server needs this machine no more."""
+
+
 class Keeper:
     """One place. `run` it."""
 
@@ -81,7 +86,10 @@ class Keeper:
         self._failure: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> NoReturn:
-        """Keep one engine after the other, until cancelled. Raises: ConfigError, CheckpointError if it never can."""
+        """Keep one engine after the other, until cancelled.
+
+        Raises: ConfigError, CheckpointError if it never can; ReleasedError if it is needed no more.
+        """
         context = zmq.asyncio.Context()
         try:
             with self._connect(context) as self._socket:
@@ -152,6 +160,8 @@ class Keeper:
                 await self._end_engine()
                 self._engine = _KeptEngine(message, self._settings, self._say)
                 self._running = asyncio.create_task(self._keep(self._engine))
+            elif isinstance(message, Leave):
+                raise ReleasedError("the server needs this machine no more")
             elif isinstance(message, Refused):
                 raise ConfigError(f"the server cannot use {socket.gethostname()}: {message.reason}")
             elif isinstance(message, Alive) or self._engine is None or message.life != self._engine.life:

@@ -65,6 +65,10 @@ class Kill(msgspec.Struct, frozen=True, tag="kill"):
     life: int
 
 
+class Leave(msgspec.Struct, frozen=True, tag="leave"):
+    """The server needs fewer machines: end."""
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """The server cannot use this machine."""
 
@@ -72,4 +76,4 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 FromKeeper = Offer | Beat | Relayed | Ended
-ToKeeper = Start | Alive | Relayed | Kill | Refused
+ToKeeper = Start | Alive | Relayed | Kill | Leave | Refused

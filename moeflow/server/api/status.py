@@ -67,6 +67,7 @@ ReplicaFacts: Any = create_model(
     "ReplicaFacts",
     state=(EngineState, ...),
     is_slow=(bool, ...),  # it gets no new sequences
+    host=(str, ...),  # name of its machine; empty: the server's
     **_fields(EngineStats) | _LISTS,
 )
 
@@ -139,7 +140,10 @@ async def stats(
             {"name": it.name, "status": it.status, "memory_bytes": it.memory_bytes, "num_loads": it.num_loads}
             for it in models.all
         ],
-        "replicas": [{"state": it.state, "is_slow": it.is_slow, **msgspec.to_builtins(it.stats)} for it in replicas],
+        "replicas": [
+            {"state": it.state, "is_slow": it.is_slow, "host": it.host, **msgspec.to_builtins(it.stats)}
+            for it in replicas
+        ],
         **msgspec.to_builtins(models.stats() if chosen is None else chosen.stats()),
     }
 

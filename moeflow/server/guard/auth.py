@@ -14,7 +14,7 @@ from moeflow.server.paths import API_PREFIXES, api_path
 from moeflow.server.request_log import record_of
 
 _GUARDED = frozenset(  # and all of the API
-    ("/classify", "/rerank", "/score", "/tokenize", "/detokenize", "/stats", "/metrics", "/version")
+    ("/classify", "/rerank", "/score", "/tokenize", "/detokenize", "/stats", "/metrics", "/version", "/replicas")
 )
 
 

@@ -84,8 +84,10 @@ export function replicaFacts(stats) {
 }
 
 function replicaText(replica) {
-  if (replica.state !== "ready") return replica.state;
+  const where = replica.host ? [`on ${replica.host}`] : [];
+  if (replica.state !== "ready") return [replica.state, ...where].join(" · ");
   const parts = [
+    ...where,
     ...(replica.is_slow ? ["slow"] : []),
     `${replica.num_running} running`,
     `${replica.tokens_per_second.toFixed(0)} tokens/s`,

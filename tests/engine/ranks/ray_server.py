@@ -71,6 +71,10 @@ async def serve() -> None:
             case {"ask": prompts}:
                 assert supervisor is not None
                 await ask(supervisor, prompts)
+            case {"scale": number}:
+                assert supervisor is not None
+                supervisor.scale(number)
+                say(error="")
             case {"stop": _}:
                 assert supervisor is not None
                 await supervisor.shutdown(5)

@@ -175,8 +175,11 @@ def test_what_the_cluster_or_its_nodes_lack_is_said_at_the_start(server, nodes, 
 
 def test_replicas_run_on_nodes_and_go_on_in_each_other(server, nodes, model):
     alone = {"num_ranks": None, "listen_ranks": None}
-    assert server.start(model, num_replicas=2, **alone) == ""
+    assert server.start(model, num_replicas=1, **alone) == ""
     want = answers(model)
+    assert server.ask() == (want, 0)
+    server.tell(scale=2)
+    assert server.hear() == {"error": ""}
     while server.ready < 2:
         assert server.ask() == (want, 0)
     homes = [node for node in nodes if node.pids(ENGINE)]
@@ -184,6 +187,9 @@ def test_replicas_run_on_nodes_and_go_on_in_each_other(server, nodes, model):
 
     assert server.ask(lambda: homes[0].kill(ENGINE)) == (want, 1)
     assert server.ask(lambda: homes[1].kill(RANK))[0] == want  # its keeper, and so its engine
+    server.tell(scale=1)
+    assert server.hear() == {"error": ""}
+    assert server.ask()[0] == want
     server.tell(stop=True)
     assert server.hear() == {"error": ""}
     for node in nodes:

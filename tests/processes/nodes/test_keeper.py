@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -45,9 +46,9 @@ def submission(name: str = "request") -> Submission:
     return Submission(name, [5, 6, 7], SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True), seed=0)
 
 
-async def tokens_of(engine: ProcessEngine | Supervisor, disturb=None) -> list[int]:
+async def tokens_of(engine: ProcessEngine | Supervisor, disturb=None, name: str = "request") -> list[int]:
     tokens: list[int] = []
-    async for output in engine.stream(submission()):
+    async for output in engine.stream(submission(name)):
         if disturb is not None and len(tokens) > NUM_TOKENS // 8:
             disturb()
             disturb = None
@@ -71,9 +72,10 @@ class Cluster:
         self.keepers.append(task)
         return task
 
-    def supervisor(self, number: int) -> Supervisor:
+    def supervisor(self, number: int, launcher: Launcher | None = None) -> Supervisor:
         start = partial(ProcessEngine.start, self.config, launch=self.places.launch)
-        return Supervisor([start] * number, RestartLimits, scheduler=self.config.scheduler, places=self.places)
+        known = {"scheduler": self.config.scheduler, "places": self.places, "launcher": launcher}
+        return Supervisor([start] * number, RestartLimits, **known)
 
 
 @contextlib.asynccontextmanager
@@ -154,6 +156,46 @@ def test_a_keeper_that_goes_or_stops_is_noticed(config, monkeypatch):
 
             assert await tokens_of(supervisor, end) == want
             assert supervisor.stats().engine_restarts_total == 1
+            await supervisor.shutdown(5)
+
+    run(body)
+
+
+class Launcher:
+    """Stands for Ray: starts keepers in this process."""
+
+    def __init__(self, made: Cluster) -> None:
+        self.start_more = lambda number: [made.keep() for _ in range(number)]
+
+    async def unless_refused(self, start) -> None:
+        await start
+
+    async def close(self) -> None:
+        pass
+
+
+def test_replicas_are_added_and_removed_under_a_stream(config):
+    async def body():
+        async with cluster(config) as made:
+            supervisor = made.supervisor(1, Launcher(made))
+            made.keep()
+            await supervisor.load()
+            want = await tokens_of(supervisor)
+
+            supervisor.scale(3)
+            await until(lambda: [it.state for it in supervisor.replicas()] == 3 * [EngineState.READY])
+            assert {it.host for it in supervisor.replicas()} == {socket.gethostname()}
+            streams = [asyncio.create_task(tokens_of(supervisor, name=f"{number}")) for number in range(6)]
+            await until(lambda: all(list(it.requests) for it in supervisor._replicas))
+            supervisor.scale(1)
+            assert await asyncio.gather(*streams) == 6 * [want]
+            await until(lambda: sum(task.done() for task in made.keepers) == 2)
+            assert len(engines()) == 1
+
+            supervisor.scale(2)
+            await until(lambda: [it.state for it in supervisor.replicas()] == 2 * [EngineState.READY])
+            with pytest.raises(ConfigError, match="at least one replica must stay"):
+                supervisor.scale(0)
             await supervisor.shutdown(5)
 
     run(body)
