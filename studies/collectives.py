@@ -1,6 +1,6 @@
 """Claim: ranks on one machine gather tensors faster through our shared memory than through torch.distributed's gloo.
-And what ranks of several machines pay for authenticated TCP, beside plain sockets: some Python for each collective, and
-for large tensors a hash of each byte at either end, about a millisecond a MiB.
+And the cost of encrypted links between machines, beside plain sockets: some Python for each collective, and for large
+tensors the encryption of each byte at either end.
 
 Each rank contributes a tensor of so many bytes and gets those of all. All ways run in the same processes, alternately,
 one gathering after the other; ours allocate what they return, gloo is given it. TCP is loopback's: what is measured is
@@ -34,10 +34,10 @@ from moeflow.bench.tables import Table
 from moeflow.cli.bench.output import show
 from moeflow.core.units import format_bytes
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup, make_descriptor
-from moeflow.parallel.tcp.connecting import Acceptor, listen
+from moeflow.parallel.tcp.endpoint import Endpoint
+from moeflow.parallel.tcp.link import Link
 from moeflow.parallel.tcp.mesh import Meeting, meet
 from moeflow.parallel.tcp.tcp_group import TcpGroup
-from moeflow.parallel.tcp.tcp_link import TcpLink
 from studies.harness.command import run_study
 from studies.harness.interleaved import measure_interleaved, microseconds_text, seconds
 
@@ -108,18 +108,17 @@ def run_rank(rank: int, connection: Connection, rendezvous: str) -> None:
     process_ids = connection.recv()
     group = SharedMemoryGroup(descriptor, rank, process_ids, TIMEOUT_S)
     os.close(descriptor)
-    arrivals: queue.Queue[TcpLink] = queue.Queue()
-    acceptor = Acceptor(listen("127.0.0.1", 0), TOKEN, arrivals.put)
-    connection.send(("127.0.0.1", acceptor.port))
+    arrivals: queue.Queue[Link] = queue.Queue()
+    endpoint = Endpoint(TOKEN)
+    connection.send(("127.0.0.1", endpoint.listen("127.0.0.1", 0, arrivals.put)))
     addresses = connection.recv()
-    tcp = TcpGroup(rank, meet(Meeting(b"benchmark", rank), addresses, TOKEN, {}, arrivals, TIMEOUT_S), TIMEOUT_S)
+    tcp = TcpGroup(rank, meet(Meeting(b"benchmark", rank), addresses, endpoint, {}, arrivals, TIMEOUT_S), TIMEOUT_S)
     plain = plain_connection(rank, connection)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=group.size)
     times = measure(group, tcp, plain)
     dist.destroy_process_group()
-    acceptor.close()
     group.close()
-    tcp.close()
+    endpoint.close()
     if rank == 0:
         connection.send(times)
 

@@ -14,7 +14,7 @@ from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.units import format_bytes
 from moeflow.experts.remote.lender import Lender
 from moeflow.kernels.cpu import extension
-from moeflow.parallel.tcp.connecting import Acceptor, listen
+from moeflow.parallel.tcp.endpoint import Endpoint
 from moeflow.planner.hardware.host import host_resources
 
 OnNews = Callable[[str], None]
@@ -52,9 +52,7 @@ def lend(settings: LendSettings, on_news: OnNews) -> None:
         cpu_isa=settings.cpu_isa,
         on_news=on_news,
     )
-    with closing(lender):
-        acceptor = Acceptor(listen(settings.host, settings.port), settings.token, lender.take_in)
-        with closing(acceptor):
-            where = format_address(settings.host, acceptor.port)
-            on_news(f"lending {format_bytes(settings.memory_bytes)} at {where}")
-            threading.Event().wait()
+    with closing(lender), closing(Endpoint(settings.token)) as endpoint:
+        port = endpoint.listen(settings.host, settings.port, lender.take_in)
+        on_news(f"lending {format_bytes(settings.memory_bytes)} at {format_address(settings.host, port)}")
+        threading.Event().wait()

@@ -177,7 +177,7 @@ def test_a_lender_that_ends_costs_no_token_and_another_in_its_place_is_used(
         running = stack.enter_context(running_lender())
         for _ in lost_in_the_midst(model, tmp_path, monkeypatch, expected, running.lender.close, running):
             running.lender = Lender(1 << 28, num_threads=1, cpu_isa="", on_news=running.news.append)
-            running.acceptor._on_link = running.lender.take_in
+            running.endpoint._on_link = running.lender.take_in
 
 
 def test_experts_that_a_lender_has_dropped_come_from_disk(model, tmp_path, monkeypatch, always_away, expected):

@@ -1,41 +1,57 @@
-"""Two ends of a link in one process, with a proxy between them for tests that change bytes."""
+"""Two ends of a link in one process, and a proxy that can be cut."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import queue
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from moeflow.parallel.tcp.authentication import SessionKeys
-from moeflow.parallel.tcp.tcp_link import TcpLink
+from moeflow.parallel.tcp.endpoint import Endpoint, connect
+from moeflow.parallel.tcp.link import Link
 
-KEYS = SessionKeys(sending=b"s" * 32, receiving=b"r" * 32)
-OTHER_KEYS = SessionKeys(sending=KEYS.receiving, receiving=KEYS.sending)
-
-
-def connections() -> tuple[socket.socket, socket.socket]:
-    """Return two ends of a TCP connection."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        one = socket.create_connection(listener.getsockname())
-        other, _ = listener.accept()
-    return one, other
+TOKEN = b"the token of the tests"
+PATIENCE_S = 20.0
 
 
 @contextlib.contextmanager
-def two_ends() -> Iterator[tuple[TcpLink, TcpLink]]:
-    one, other = (TcpLink(*pair) for pair in zip(connections(), (KEYS, OTHER_KEYS), strict=True))
-    with contextlib.closing(one), contextlib.closing(other):
-        yield one, other
+def listening(token: bytes = TOKEN) -> Iterator[tuple[int, Callable[[], Link]]]:
+    """Yield the port of an endpoint, and a function that returns the next link to it."""
+    arrivals: queue.Queue[Link] = queue.Queue()
+    with contextlib.closing(Endpoint(token)) as endpoint:
+        yield endpoint.listen("127.0.0.1", 0, arrivals.put), lambda: arrivals.get(timeout=PATIENCE_S)
 
 
 @contextlib.contextmanager
-def end_and_wire() -> Iterator[tuple[TcpLink, socket.socket]]:
-    """Yield a link whose other end is a plain socket."""
-    connection, wire = connections()
-    wire.settimeout(10)
-    with contextlib.closing(TcpLink(connection, KEYS)) as link, wire:
-        yield link, wire
+def connected(port: int, token: bytes = TOKEN) -> Iterator[Link]:
+    """Yield a link to an endpoint of this machine."""
+    link = connect("127.0.0.1", port, token)
+    with contextlib.closing(link.endpoint):
+        yield link
+
+
+@contextlib.contextmanager
+def two_ends() -> Iterator[tuple[Link, Link]]:
+    """Yield both ends of a link: the one that connected, and the other one."""
+    with listening() as (port, next_link), connected(port) as link:
+        yield link, next_link()
+
+
+@contextlib.contextmanager
+def all_linked(size: int) -> Iterator[list[dict[int, Link]]]:
+    """Yield the links of so many ranks, by the others' numbers."""
+    links: list[dict[int, Link]] = [{} for _ in range(size)]
+    with contextlib.ExitStack() as stack:
+        endpoints = [stack.enter_context(contextlib.closing(Endpoint(TOKEN))) for _ in range(size)]
+        arrivals: list[queue.Queue[Link]] = [queue.Queue() for _ in range(size)]
+        ports = [it.listen("127.0.0.1", 0, found.put) for it, found in zip(endpoints, arrivals, strict=True)]
+        for one, other in itertools.combinations(range(size), 2):
+            links[other][one] = endpoints[other].connect("127.0.0.1", ports[one])
+            links[one][other] = arrivals[one].get(timeout=PATIENCE_S)
+            links[one][other].peer, links[other][one].peer = f"rank {other}", f"rank {one}"
+        yield links
 
 
 def in_thread(call, *arguments) -> threading.Thread:
@@ -62,6 +78,10 @@ class Proxy:
         """Forget the connections that were cut, as both kernels do after a while, and forward new ones."""
         self._reset()
         self._is_cut.clear()
+
+    def passing(self, data: bytes) -> bytes:
+        """Return what it forwards for these bytes."""
+        return data
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -91,7 +111,7 @@ class Proxy:
             try:
                 while data := source.recv(1 << 16):
                     if not self._is_cut.is_set():
-                        target.sendall(data)
+                        target.sendall(self.passing(data))
             finally:  # a reset is an end, too
                 if not self._is_cut.is_set():
                     target.shutdown(socket.SHUT_RDWR)

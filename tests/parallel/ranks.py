@@ -22,10 +22,10 @@ import torch
 from moeflow.core.errors import GroupError
 from moeflow.parallel.group import Group
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup, make_descriptor
-from moeflow.parallel.tcp.connecting import Acceptor, listen
+from moeflow.parallel.tcp.endpoint import Endpoint
+from moeflow.parallel.tcp.link import Link
 from moeflow.parallel.tcp.mesh import Address, Meeting, meet
 from moeflow.parallel.tcp.tcp_group import TcpGroup
-from moeflow.parallel.tcp.tcp_link import TcpLink
 from tests.forked import forked_context
 
 PATIENCE_S = 60.0  # for messages that must arrive
@@ -127,8 +127,8 @@ def together(
 def _serve(connection: Connection) -> None:
     torch.set_num_threads(1)
     group: Group | None = None
-    acceptor: Acceptor | None = None
-    arrivals: queue.Queue[TcpLink] = queue.Queue()
+    endpoint: Endpoint | None = None
+    arrivals: queue.Queue[Link] = queue.Queue()
     while True:
         try:
             method, arguments = connection.recv()
@@ -137,17 +137,18 @@ def _serve(connection: Connection) -> None:
         result = None
         try:
             if method == "listen":
-                arrivals = queue.Queue()
-                acceptor = Acceptor(listen("127.0.0.1", 0), TOKEN, arrivals.put)
-                result = acceptor.port
+                if endpoint is not None:
+                    endpoint.close()
+                arrivals, endpoint = queue.Queue(), Endpoint(TOKEN)
+                result = endpoint.listen("127.0.0.1", 0, arrivals.put)
             elif method.startswith("join"):
                 if group is not None:
                     group.close()
-                over_tcp = method == "join_over_tcp"
-                group = _join_over_tcp(arrivals, *arguments) if over_tcp else _join(connection, *arguments)
-                if acceptor is not None:
-                    acceptor.close()
-                    acceptor = None
+                if method == "join_over_tcp":
+                    assert endpoint is not None
+                    group = _join_over_tcp(endpoint, arrivals, *arguments)
+                else:
+                    group = _join(connection, *arguments)
             else:
                 assert group is not None
                 result = _METHODS[method](group, *arguments)
@@ -164,8 +165,10 @@ def _join(connection: Connection, *arguments: Any) -> Group:
         os.close(descriptor)
 
 
-def _join_over_tcp(arrivals: queue.Queue[TcpLink], addresses: list[Address], timeout_s: float, rank: int) -> Group:
-    links = meet(Meeting(b"group", rank), addresses, TOKEN, {}, arrivals, PATIENCE_S)
+def _join_over_tcp(
+    endpoint: Endpoint, arrivals: queue.Queue[Link], addresses: list[Address], timeout_s: float, rank: int
+) -> Group:
+    links = meet(Meeting(b"group", rank), addresses, endpoint, {}, arrivals, PATIENCE_S)
     return TcpGroup(rank, links, timeout_s)
 
 

@@ -16,7 +16,7 @@ from moeflow.parallel.group import Group
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup, make_descriptor
 from moeflow.parallel.tcp.tcp_group import TcpGroup
 from moeflow.parallel.timed_group import TimedGroup
-from tests.parallel.links import two_ends
+from tests.parallel.links import all_linked
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 LONG_S = 30.0  # far beyond the time of an immediate reaction
@@ -44,11 +44,7 @@ def in_shared_memory(timeout_s: float) -> Iterator[list[Group]]:
 
 @contextlib.contextmanager
 def over_tcp(timeout_s: float) -> Iterator[list[Group]]:
-    with contextlib.ExitStack() as stack:
-        links = [{} for _ in range(SIZE)]
-        for one, other in PAIRS:
-            links[one][other], links[other][one] = stack.enter_context(two_ends())
-            links[one][other].peer, links[other][one].peer = f"rank {other}", f"rank {one}"
+    with all_linked(SIZE) as links:
         yield [TcpGroup(rank, links[rank], timeout_s) for rank in range(SIZE)]
 
 

@@ -35,11 +35,11 @@ from moeflow.engine.ranks.joining import (
 from moeflow.engine.ranks.loading_signs import LoadingSigns
 from moeflow.kernels.cpu import extension
 from moeflow.models.packing import slab_spec
-from moeflow.parallel.tcp.connecting import Acceptor, connect, listen
 from moeflow.parallel.tcp.conversation import Refusal, RefusedError
+from moeflow.parallel.tcp.endpoint import Endpoint, local_host_of
+from moeflow.parallel.tcp.link import Link
 from moeflow.parallel.tcp.mesh import Meeting, meet
 from moeflow.parallel.tcp.tcp_group import TcpGroup
-from moeflow.parallel.tcp.tcp_link import TcpLink
 from moeflow.planner.choices.packed_files import find_packed_weights_file, formats_of
 from moeflow.planner.hardware.host import host_resources
 
@@ -100,15 +100,15 @@ class Membership:
         """Apply. Raises: GroupError, RefusedError, ConfigError; CheckpointError if the model is not there."""
         self._settings = settings
         self._num_threads = settings.num_threads or host_resources().num_cores
-        self._arrivals: queue.Queue[TcpLink] = queue.Queue()  # of ranks that connect to this one
+        self._arrivals: queue.Queue[Link] = queue.Queue()  # of ranks that connect to this one
         with ExitStack() as undo:
-            link = self._link = undo.enter_context(closing(connect(settings.host, settings.port, settings.token)))
-            listener = listen(link.local_host, 0)
-            acceptor = undo.enter_context(closing(Acceptor(listener, settings.token, self._arrivals.put)))
+            self._endpoint = undo.enter_context(closing(Endpoint(settings.token)))
+            link = self._link = self._endpoint.connect(settings.host, settings.port)
+            port = self._endpoint.listen(local_host_of(link), 0, self._arrivals.put)
             say(link, own_application(self._num_threads, settings.cpu_isa, host_resources().available_bytes))
             invitation = hear(link, Invitation)
             self._model_path = settings.model or invitation.model_path
-            say(link, Candidacy(self._fingerprint(), acceptor.port))
+            say(link, Candidacy(self._fingerprint(), port))
             self._undo = undo.pop_all()
 
     def __enter__(self) -> Membership:
@@ -127,10 +127,10 @@ class Membership:
     def _compute(self, task: Assignment, on_news: OnNews) -> None:
         link = self._link
         meeting = Meeting(task.group_id, task.rank)
-        links = meet(meeting, task.addresses, self._settings.token, {0: link}, self._arrivals, MEETING_S)
+        links = meet(meeting, task.addresses, self._endpoint, {0: link}, self._arrivals, MEETING_S)
         on_news(f"rank {task.rank} of {len(task.addresses)}: loading {self._model_path}")
 
-        signs = LoadingSigns(link, task.timeout_s)
+        signs = LoadingSigns(link)
 
         def on_loaded() -> None:
             signs.end()

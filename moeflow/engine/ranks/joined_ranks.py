@@ -1,4 +1,4 @@
-"""The other ranks of an engine on other machines: waited for, given each pass over TCP, left alone at the end.
+"""The other ranks of an engine on other machines: waited for, given each pass, left alone at the end.
 
 They connect to this process, prove that they have the cluster's token, and show that they would compute the same bits:
 versions, processor, checkpoint. When the engine ends they wait for the next one, so that a restart finds them again.
@@ -32,10 +32,10 @@ from moeflow.engine.ranks.ranks import Ranks
 from moeflow.engine.ranks.reception import RankCandidate, Reception
 from moeflow.models.registry import read_model_config
 from moeflow.parallel.tcp.cluster_token import ensure_token
-from moeflow.parallel.tcp.connecting import Acceptor, listen
+from moeflow.parallel.tcp.endpoint import Endpoint
+from moeflow.parallel.tcp.link import Link
 from moeflow.parallel.tcp.same_bits import why_bits_differ
 from moeflow.parallel.tcp.tcp_group import TcpGroup
-from moeflow.parallel.tcp.tcp_link import TcpLink
 from moeflow.planner.choices.offload_plan import costs_of
 from moeflow.planner.choices.rank_choice import RankMemory
 from moeflow.planner.costs.process_memory import PROCESS_BYTES
@@ -58,16 +58,15 @@ class JoinedRanks(Ranks):
         self._reception = Reception(
             num_others, Invitation(config.model_path), content_fingerprint(checkpoint), needed.objection
         )
-        token = ensure_token(Path(join.token_file))
-        self._acceptor = Acceptor(listen(join.host, join.port), token, self._reception.take_in)
+        self._endpoint = Endpoint(ensure_token(Path(join.token_file)))
         try:
+            self._endpoint.listen(join.host, join.port, self._reception.take_in)
             logger.warning(_what_to_do(num_others, join))
             self._links = self._assign(self._reception.wait(join.timeout_s), config, parallel, join)
         except BaseException:
-            self._stop_listening()
+            self._leave()
             raise
         self.group = TcpGroup(0, self._links, parallel.timeout_s)
-        self._timeout_s = parallel.timeout_s
 
     @property
     def hosts(self) -> Sequence[str]:
@@ -83,12 +82,11 @@ class JoinedRanks(Ranks):
     def close(self) -> None:
         """See `Ranks`."""
         self.group.abort("the first rank has ended")
-        self._stop_listening()
-        self.group.close()
+        self._leave()
 
     def _assign(
         self, candidates: list[RankCandidate], config: EngineConfig, parallel: ParallelConfig, join: JoinConfig
-    ) -> dict[int, TcpLink]:
+    ) -> dict[int, Link]:
         """Tell each which rank it is."""
         addresses = [(join.host, join.port), *((it.link.host, it.candidacy.port) for it in candidates)]
         group_id = secrets.token_bytes(16)
@@ -98,13 +96,13 @@ class JoinedRanks(Ranks):
             say(link, Assignment(rank, config, parallel.timeout_s, group_id, addresses))
         return links
 
-    def _stop_listening(self) -> None:
-        self._acceptor.close()
+    def _leave(self) -> None:
         self._reception.close()
+        self._endpoint.close()
 
     def _tell_all(self, message: bytes) -> None:
         for link in self._links.values():
-            link.send_message(PASS, message, self._timeout_s)
+            link.send_message(PASS, message)
 
     def _look(self) -> None:
         for link in self._links.values():

@@ -14,9 +14,9 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.kernels.cpu import extension
 from moeflow.parallel.tcp import conversation
 from moeflow.parallel.tcp.conversation import ANSWER_S, Refusal
+from moeflow.parallel.tcp.link import Link
 from moeflow.parallel.tcp.mesh import Address
 from moeflow.parallel.tcp.same_bits import own_processor, own_software
-from moeflow.parallel.tcp.tcp_link import TcpLink
 
 JOINING: Final = "joining"  # names of messages
 PASS: Final = "pass"
@@ -65,11 +65,11 @@ def own_application(num_threads: int, cpu_isa: str, available_bytes: int) -> Joi
     return JoinRequest(own_software(), own_processor(), extension.best_isa(cpu_isa), num_threads, available_bytes)
 
 
-def say(link: TcpLink, message: Message) -> None:
-    """Send a message. Raises: GroupError."""
+def say(link: Link, message: Message) -> None:
+    """Send a message."""
     conversation.say(link, JOINING, message)
 
 
-def hear(link: TcpLink, expected: type[Expected], timeout_s: float | None = ANSWER_S) -> Expected:
+def hear(link: Link, expected: type[Expected], timeout_s: float | None = ANSWER_S) -> Expected:
     """Return the next message. Blocks: until it is there. Raises: RefusedError; GroupError if it is another one."""
     return conversation.hear(link, JOINING, expected, Message, timeout_s)

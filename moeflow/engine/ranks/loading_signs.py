@@ -9,9 +9,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from moeflow.core.errors import GroupError
-from moeflow.parallel.tcp.frames import FrameHead
-from moeflow.parallel.tcp.tcp_link import TcpLink
+from moeflow.parallel.tcp.link import Link
 
 SIGN_S: Final = 5.0  # between two of a rank's signs
 SILENCE_S: Final = 120.0  # after which it is given up
@@ -22,29 +20,25 @@ _GOES_ON, _DONE = b"", b"done"
 class LoadingSigns:
     """The signs of a rank that loads."""
 
-    def __init__(self, link: TcpLink, timeout_s: float) -> None:
-        """`link` leads to the first rank, which takes a sign within `timeout_s`."""
+    def __init__(self, link: Link) -> None:
+        """`link` leads to the first rank."""
         self._link = link
-        self._timeout_s = timeout_s
         self._next_s = 0.0
 
     def note_progress(self, bytes_done: int, bytes_total: int) -> None:
         """Give a sign if it is time for one; a `progress` of `load_model`. Raises: GroupError if the first rank is
         gone."""
-        self._link.pull(self._refuse)
+        self._link.check_idle()
         if time.monotonic() >= self._next_s:
-            self._link.send_message(_LOADING, _GOES_ON, self._timeout_s)
+            self._link.send_message(_LOADING, _GOES_ON)
             self._next_s = time.monotonic() + SIGN_S
 
     def end(self) -> None:
-        """Report that the model is loaded. Raises: GroupError."""
-        self._link.send_message(_LOADING, _DONE, self._timeout_s)
-
-    def _refuse(self, head: FrameHead) -> memoryview:
-        raise GroupError(f"{self._link.peer} sends {head.label!r} to a rank that still loads")
+        """Report that the model is loaded."""
+        self._link.send_message(_LOADING, _DONE)
 
 
-def wait_until_loaded(link: TcpLink) -> None:
+def wait_until_loaded(link: Link) -> None:
     """Wait for a rank to load. Raises: GroupError if it cannot, or gives no sign for long."""
     while link.receive_message(_LOADING, SILENCE_S) != _DONE:
         pass

@@ -17,8 +17,8 @@ from moeflow.core.errors import GroupError
 from moeflow.core.units import format_bytes
 from moeflow.engine.ranks.joining import Candidacy, Invitation, JoinRequest, hear, say
 from moeflow.parallel.tcp.conversation import Refusal
+from moeflow.parallel.tcp.link import Link
 from moeflow.parallel.tcp.refusal_log import RefusalLog
-from moeflow.parallel.tcp.tcp_link import TcpLink
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +29,12 @@ _LOOK_S: Final = 0.5  # interval of checks whether a waiting process is gone
 class RankCandidate:
     """A process that can be a rank."""
 
-    link: TcpLink
+    link: Link
     candidacy: Candidacy
 
 
 class Reception:
-    """Where processes that want to join are looked at. `take_in` is for an `Acceptor`."""
+    """Where processes that want to join are looked at. `take_in` is for an `Endpoint`."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Reception:
         self._refusals = RefusalLog(logger)  # a refused process may retry
         self._has_ended = False
 
-    def take_in(self, link: TcpLink) -> None:
+    def take_in(self, link: Link) -> None:
         """Look at a process; close the link if it cannot be a rank. Blocks: while it answers."""
         try:
             refusal = self._examine(link)
@@ -105,7 +105,7 @@ class Reception:
             return Refusal(f"{all_joined}; it may take the place of one later", may_retry=True)
         return None
 
-    def _examine(self, link: TcpLink) -> Refusal | None:
+    def _examine(self, link: Link) -> Refusal | None:
         """Take a process in, or return why not. Raises: GroupError if it goes or reports an error."""
         application = hear(link, JoinRequest)
         if reason := self._objection(application):

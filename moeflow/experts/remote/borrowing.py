@@ -27,8 +27,9 @@ from moeflow.parallel.remote.lending import (
     Working,
     piece_label,
 )
-from moeflow.parallel.tcp.connecting import connect
 from moeflow.parallel.tcp.conversation import hear, say
+from moeflow.parallel.tcp.endpoint import connect
+from moeflow.parallel.tcp.link import Link
 from moeflow.parallel.tcp.same_bits import own_processor, own_software
 
 with on_demand(__name__):
@@ -89,24 +90,21 @@ class Borrowed:
         """
         self.where = format_address(*address)
         with ExitStack() as undo:
-            self._link = undo.enter_context(closing(connect(*address, token)))
-            say(self._link, LENDING, borrowing, ANSWER_S)
+            self._undo = undo
+            self._address, self._token, self._borrowing = address, token, borrowing
+            self._link = self._connect()
+            say(self._link, LENDING, borrowing)
             loan = hear(self._link, LENDING, MemoryLoan, Message, ANSWER_S)
             self._loan_id, self.num_slots, self.free_bytes = loan.loan_id, loan.num_slots, loan.free_bytes
             if loan.num_slots > borrowing.num_wanted:
                 raise GroupError(f"{self.where} lends {loan.num_slots} slots where {borrowing.num_wanted} are wanted")
-            self._address, self._token, self._borrowing = address, token, borrowing
-            undo.pop_all()
+            self._undo = undo.pop_all()
 
     def client(self, on_end: Callable[[GroupError], None]) -> work_client.WorkClient:
         """Return a client that sends work to the lender, over a link of its own. Raises: as `Borrowed`."""
-        link = connect(*self._address, self._token)
-        try:
-            say(link, LENDING, Working(self._loan_id), ANSWER_S)
-            hear(link, LENDING, LenderReady, Message, ANSWER_S)
-        except BaseException:
-            link.close()
-            raise
+        link = self._connect()
+        say(link, LENDING, Working(self._loan_id))
+        hear(link, LENDING, LenderReady, Message, ANSWER_S)
         return work_client.WorkClient(link, self._borrowing.hidden, self._borrowing.num_experts, on_end)
 
     def measure(self) -> LinkRates:
@@ -139,10 +137,15 @@ class Borrowed:
     def close(self) -> None:
         """Give the loan back."""
         self._link.say_farewell("the head has ended")
-        self._link.close()
+        self._undo.close()
+
+    def _connect(self) -> Link:
+        link = connect(*self._address, self._token)
+        self._undo.callback(link.endpoint.close)
+        return link
 
     def _say(self, label: str, payload: memoryview) -> None:
-        self._link.send_message(label, payload, REACTION_S)
+        self._link.send_message(label, payload)
         self._link.receive_message(TAKEN, REACTION_S)
 
 

@@ -37,9 +37,8 @@ from moeflow.parallel.remote.lending import (
     numbers_of,
 )
 from moeflow.parallel.tcp.conversation import Refusal, hear, say
-from moeflow.parallel.tcp.frames import FrameHead, Kind
+from moeflow.parallel.tcp.link import Kind, Link
 from moeflow.parallel.tcp.same_bits import own_processor, own_software, why_bits_differ
-from moeflow.parallel.tcp.tcp_link import TcpLink
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +50,7 @@ _MAX_HERE_BYTES = 16 << 20
 class _Head:
     """A head with a loan, and its links."""
 
-    link: TcpLink
+    link: Link
     loan: loans.SlotLoan
     clients: list[ServedClient] = field(default_factory=list)
 
@@ -83,8 +82,8 @@ class Lender:
         """The memory without a loan."""
         return self._memory_bytes - sum(head.loan.num_bytes for head in self._heads.values())
 
-    def take_in(self, link: TcpLink) -> None:
-        """Serve a link of an `Acceptor`. Blocks: until the link ends, unless it is for work."""
+    def take_in(self, link: Link) -> None:
+        """Serve a link of an `Endpoint`. Blocks: until the link ends, unless it is for work."""
         try:
             self._serve(link)
         except GroupError as error:
@@ -102,7 +101,7 @@ class Lender:
             head.link.say_farewell("the lender has ended")
         self._service.close()
 
-    def _serve(self, link: TcpLink) -> None:
+    def _serve(self, link: Link) -> None:
         """Perform the requests of a link. Raises: GroupError."""
         match hear(link, LENDING, msgspec.Struct, Message, ANSWER_S):
             case Borrowing() as borrowing:
@@ -120,29 +119,28 @@ class Lender:
             case other:
                 raise GroupError(f"{link.peer} says {type(other).__name__} where Borrowing is expected")
 
-    def _refuse(self, link: TcpLink, reason: str) -> None:
+    def _refuse(self, link: Link, reason: str) -> None:
         self._on_news(f"{link.address}: {reason}")
         link.say_farewell(reason)
-        link.close()
 
     def _check(self, borrowing: Borrowing) -> None:
         """Raises: ConfigError if a head's own results would have other bits."""
         if reason := why_bits_differ(self._own, borrowing, "the head"):
             raise ConfigError(f"this lender computes otherwise: {reason}")
 
-    def _show(self, link: TcpLink) -> None:
+    def _show(self, link: Link) -> None:
         """Report the free memory to a head, and answer its probes of the link, until it leaves."""
-        say(link, LENDING, MemoryLoan(b"", 0, self.free_bytes), ANSWER_S)
+        say(link, LENDING, MemoryLoan(b"", 0, self.free_bytes))
         with suppress(GroupError):
             _obey(link, None)
         link.close()
 
-    def _lend(self, link: TcpLink, borrowing: Borrowing) -> None:
+    def _lend(self, link: Link, borrowing: Borrowing) -> None:
         """Make a loan and serve its link until it ends. Raises: CapacityError if no memory is free."""
         loan_id, reason = secrets.token_bytes(16), ""
         head = self._grant(link, borrowing, loan_id)
         try:
-            say(link, LENDING, MemoryLoan(loan_id, head.loan.num_slots, self.free_bytes), ANSWER_S)
+            say(link, LENDING, MemoryLoan(loan_id, head.loan.num_slots, self.free_bytes))
             self._say_lent(head)
             _obey(link, head.loan)
         except GroupError as error:
@@ -150,7 +148,7 @@ class Lender:
         finally:
             self._end(loan_id, head, reason)
 
-    def _grant(self, link: TcpLink, borrowing: Borrowing, loan_id: bytes) -> _Head:
+    def _grant(self, link: Link, borrowing: Borrowing, loan_id: bytes) -> _Head:
         """Return a head with a loan. Raises: CapacityError if no memory is free."""
         slab_bytes = loans.borrowed_bytes(borrowing)
         with self._lock:
@@ -166,13 +164,13 @@ class Lender:
             head = self._heads[loan_id] = _Head(link, loans.SlotLoan(borrowing, num_slots))
             return head
 
-    def _take_work(self, link: TcpLink, working: Working) -> None:
+    def _take_work(self, link: Link, working: Working) -> None:
         """Compute a head's work. Raises: GroupError if it has no loan."""
         with self._lock:
             head = self._heads.get(working.loan_id)
             if head is None:
                 raise GroupError("work is announced for a loan that does not exist, or has ended")
-            say(link, LENDING, LenderReady(), ANSWER_S)
+            say(link, LENDING, LenderReady())
             head.clients.append(
                 self._service.serve(link, head.loan, lambda _: head.link.say_farewell("work has ended"))
             )
@@ -194,35 +192,26 @@ class Lender:
         self._on_news(f"{head.link.address} borrows {lent} for {head.loan.num_slots} experts; {free} are free")
 
 
-def _obey(link: TcpLink, loan: loans.SlotLoan | None) -> None:
+def _obey(link: Link, loan: loans.SlotLoan | None) -> None:
     """Perform a head's messages about its experts, without end; loan None: it has no experts, only signs of life.
 
     Raises: GroupError when the link ends, or is silent too long.
     """
-    scratch = bytearray()
-    received: list[FrameHead] = []
-
-    def open_payload(head: FrameHead) -> memoryview:
-        nonlocal scratch
-        received[:] = [head]
-        is_piece = head.kind == Kind.MESSAGE and head.label.startswith(PIECE)
-        if loan is not None and is_piece and 0 < head.num_bytes <= PIECE_BYTES:
-            number, start = numbers_of(head.label, PIECE, 2)
-            return loan.piece(number, start, head.num_bytes)
-        is_known = head.label == HERE or (loan is not None and head.label.startswith(DROP))
-        if head.kind != Kind.MESSAGE or not is_known or head.num_bytes > (_MAX_HERE_BYTES if head.label == HERE else 0):
-            raise GroupError(f"{head.label!r} of {head.num_bytes} bytes is not expected")
-        scratch = bytearray(head.num_bytes)
-        return memoryview(scratch)
-
     while True:
-        link.receive_frame(open_payload, "that it is there", SILENCE_S)
-        (head,) = received
-        if loan is not None and head.label.startswith(PIECE):
-            number, start = numbers_of(head.label, PIECE, 2)
-            if start + head.num_bytes == loan.expert_bytes:
+        message = link.next("that it is there", SILENCE_S)
+        label, num_bytes = message.label, message.num_bytes
+        if message.kind == Kind.MESSAGE and label == HERE and num_bytes <= _MAX_HERE_BYTES:
+            pass
+        elif loan is None or message.kind != Kind.MESSAGE:
+            raise GroupError(f"{label!r} of {num_bytes} bytes is not expected")
+        elif label.startswith(PIECE) and 0 < num_bytes <= PIECE_BYTES:
+            number, start = numbers_of(label, PIECE, 2)
+            message.copy_to(loan.piece(number, start, num_bytes))
+            if start + num_bytes == loan.expert_bytes:
                 loan.complete(number)
-        elif loan is not None and head.label != HERE:
-            (number,) = numbers_of(head.label, DROP, 1)
+        elif label.startswith(DROP) and not num_bytes:
+            (number,) = numbers_of(label, DROP, 1)
             loan.drop(number)
-        link.send_message(TAKEN, b"", ANSWER_S)
+        else:
+            raise GroupError(f"{label!r} of {num_bytes} bytes is not expected")
+        link.send_message(TAKEN, b"")

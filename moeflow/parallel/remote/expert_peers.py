@@ -21,8 +21,8 @@ from moeflow.parallel.remote.expert_service import ExpertOwner, ExpertService, S
 from moeflow.parallel.remote.expert_work import ExpertWork, Status, WorkResult
 from moeflow.parallel.remote.work_client import PendingWork, WorkClient
 from moeflow.parallel.tcp.cluster_token import ensure_token
-from moeflow.parallel.tcp.connecting import Acceptor, connect, listen
-from moeflow.parallel.tcp.tcp_link import TcpLink
+from moeflow.parallel.tcp.endpoint import Endpoint, connect
+from moeflow.parallel.tcp.link import Link
 
 logger = logging.getLogger(__name__)
 
@@ -108,8 +108,9 @@ class Peer:
                 self._is_gone.wait()
             self._client = None
             client.close()
+            link.endpoint.close()
 
-    def _connect(self) -> TcpLink | None:
+    def _connect(self) -> Link | None:
         port = self._place.port_of(self.replica)
         if port is None:
             return None
@@ -135,26 +136,26 @@ class ExpertPeers:
         """Begin: be there for the others, and look for them. Raises: ConfigError, OSError."""
         self._owner, self._service = owner, service
         self._lock = threading.Lock()
-        self._served: dict[TcpLink, ServedClient] = {}
-        self._acceptor = Acceptor(listen(LOOPBACK, 0), place.token(), self._serve)
-        place.announce(replica, self._acceptor.port)
+        self._served: dict[Link, ServedClient] = {}
+        self._endpoint = Endpoint(place.token())
+        place.announce(replica, self._endpoint.listen(LOOPBACK, 0, self._serve))
         others = (number for number in range(num_replicas) if number != replica)
         self.peers: Sequence[Peer] = [Peer(number, place, owner) for number in others]
 
     def close(self) -> None:
         """End all links."""
-        self._acceptor.close()
         for peer in self.peers:
             peer.close()
         with self._lock:
             served = list(self._served.values())
         for client in served:
             client.close("the replica ends")
+        self._endpoint.close()
 
-    def _serve(self, link: TcpLink) -> None:
+    def _serve(self, link: Link) -> None:
         with self._lock:
             self._served[link] = self._service.serve(link, self._owner, lambda _: self._forget(link))
 
-    def _forget(self, link: TcpLink) -> None:
+    def _forget(self, link: Link) -> None:
         with self._lock:
             del self._served[link]

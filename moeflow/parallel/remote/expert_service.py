@@ -34,10 +34,10 @@ from moeflow.parallel.remote.expert_work import (
     WorkResult,
     decode_work,
     encode_result,
+    tensor_of,
 )
-from moeflow.parallel.remote.frame_thread import FrameThread
-from moeflow.parallel.tcp.frames import FrameHead, Kind
-from moeflow.parallel.tcp.tcp_link import TcpLink
+from moeflow.parallel.remote.link_thread import LinkThread
+from moeflow.parallel.tcp.link import Kind, Link, Message
 
 _MAX_WAITING: Final = 16  # pieces of work of one client; a client with more does not wait for results
 _MAX_ROWS: Final = 1024  # computed at once: more gain nothing and delay the others
@@ -87,7 +87,7 @@ class ExpertService:
         self._thread.start()
 
     def serve(
-        self, link: TcpLink, owner: ExpertOwner, on_end: Callable[[GroupError], None] = lambda _: None
+        self, link: Link, owner: ExpertOwner, on_end: Callable[[GroupError], None] = lambda _: None
     ) -> ServedClient:
         """Take over a link to a client (a `WorkClient`); `on_end` is called once when it is gone."""
         return ServedClient(self, link, owner, on_end)
@@ -166,16 +166,15 @@ class ServedClient:
     """One client of a service: the handler of its link."""
 
     def __init__(
-        self, service: ExpertService, link: TcpLink, owner: ExpertOwner, on_end: Callable[[GroupError], None]
+        self, service: ExpertService, link: Link, owner: ExpertOwner, on_end: Callable[[GroupError], None]
     ) -> None:
         self.owner = owner
         self._service = service
         self._on_end = on_end
         self._lock = threading.Lock()
         self._num_waiting = 0
-        self._incoming = torch.empty(0, dtype=torch.uint8)
         with self._lock:  # work may come, and be computed, before the thread is known here
-            self._thread = FrameThread(link, self, "expert work")
+            self._thread = LinkThread(link, self, "expert work")
 
     def answer(self, number: int, result: WorkResult) -> None:
         """Send a result."""
@@ -187,27 +186,22 @@ class ServedClient:
         """End the link, and tell the client why. Blocks: until its thread has ended."""
         self._thread.close(reason)
 
-    def open(self, head: FrameHead) -> memoryview:
-        """See `FrameHandler`."""
-        if (head.kind, head.label) != (Kind.MESSAGE, WORK) or head.num_bytes > MAX_WORK_BYTES:
-            raise GroupError(f"{head.label!r} of {head.num_bytes} bytes is not expected: {WORK} is")
+    def take(self, message: Message) -> None:
+        """See `MessageHandler`."""
+        if (message.kind, message.label) != (Kind.MESSAGE, WORK) or message.num_bytes > MAX_WORK_BYTES:
+            raise GroupError(f"{message.label!r} of {message.num_bytes} bytes is not expected: {WORK} is")
         with self._lock:
             self._num_waiting += 1
             if self._num_waiting > _MAX_WAITING:
                 raise GroupError(f"more than {_MAX_WAITING} pieces of {WORK} wait already")
-        self._incoming = torch.empty(head.num_bytes, dtype=torch.uint8)
-        return self._incoming.numpy().data
-
-    def complete(self) -> None:
-        """See `FrameHandler`."""
         owner = self.owner
         number, work = decode_work(
-            self._incoming, num_layers=owner.num_layers, num_experts=owner.num_experts, hidden=owner.hidden
+            tensor_of(message), num_layers=owner.num_layers, num_experts=owner.num_experts, hidden=owner.hidden
         )
         self._service.add(_Arrived(self, number, work, time.perf_counter()))
 
     def ended(self, error: GroupError) -> None:
-        """See `FrameHandler`."""
+        """See `MessageHandler`."""
         self._service.drop(self)
         self._on_end(error)
 

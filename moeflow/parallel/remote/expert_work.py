@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from moeflow.core.errors import GroupError
+from moeflow.parallel.tcp.link import Message
 
 WORK: Final = "work of experts"  # names of messages
 RESULT: Final = "result of experts"
@@ -104,6 +105,13 @@ def work_bytes(num_rows: int, top_k: int, hidden: int) -> int:
 def result_bytes(num_pairs: int, hidden: int) -> int:
     """Return the bytes of a message of results."""
     return _HEAD_BYTES + num_pairs * hidden * 4
+
+
+def tensor_of(message: Message) -> Tensor:
+    """Return a message's payload. Shapes: [bytes] uint8."""
+    payload = torch.empty(message.num_bytes, dtype=torch.uint8)
+    message.copy_to(payload.numpy().data)
+    return payload
 
 
 def encode_work(number: int, work: ExpertWork) -> memoryview:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from moeflow.core.errors import GroupError
@@ -20,10 +19,10 @@ from moeflow.parallel.remote.expert_work import (
     decode_result,
     encode_work,
     result_bytes,
+    tensor_of,
 )
-from moeflow.parallel.remote.frame_thread import FrameThread
-from moeflow.parallel.tcp.frames import FrameHead, Kind
-from moeflow.parallel.tcp.tcp_link import TcpLink
+from moeflow.parallel.remote.link_thread import LinkThread
+from moeflow.parallel.tcp.link import Kind, Link, Message
 
 
 class PendingWork:
@@ -72,7 +71,7 @@ class WorkClient:
     """One link to an owner of experts. `submit` may be called from any thread."""
 
     def __init__(
-        self, link: TcpLink, hidden: int, num_experts: int, on_end: Callable[[GroupError], None] = lambda _: None
+        self, link: Link, hidden: int, num_experts: int, on_end: Callable[[GroupError], None] = lambda _: None
     ) -> None:
         """Take over a link whose other end is served by an `ExpertService`; `on_end` is called once, by its thread."""
         self.peer = link.peer
@@ -82,9 +81,8 @@ class WorkClient:
         self._lock = threading.Lock()
         self._pending: dict[int, PendingWork] = {}
         self._failure: GroupError | None = None
-        self._incoming = torch.empty(0, dtype=torch.uint8)
         self._most_bytes = 0  # that a result may have
-        self._thread = FrameThread(link, self, "expert results")
+        self._thread = LinkThread(link, self, "expert results")
 
     def submit(self, work: ExpertWork) -> PendingWork:
         """Send work, at most `max_rows` of it. Blocks: no longer than copying takes."""
@@ -110,16 +108,11 @@ class WorkClient:
 
     # Called by the link's thread.
 
-    def open(self, head: FrameHead) -> memoryview:
-        """See `FrameHandler`."""
-        if (head.kind, head.label) != (Kind.MESSAGE, RESULT) or head.num_bytes > self._most_bytes:
-            raise GroupError(f"{self.peer} sends {head.label!r} of {head.num_bytes} bytes, which is not expected")
-        self._incoming = torch.empty(head.num_bytes, dtype=torch.uint8)
-        return self._incoming.numpy().data
-
-    def complete(self) -> None:
-        """See `FrameHandler`."""
-        number, result = decode_result(self._incoming, self._hidden)
+    def take(self, message: Message) -> None:
+        """See `MessageHandler`."""
+        if (message.kind, message.label) != (Kind.MESSAGE, RESULT) or message.num_bytes > self._most_bytes:
+            raise GroupError(f"{self.peer} sends {message.label!r} of {message.num_bytes} bytes, which is not expected")
+        number, result = decode_result(tensor_of(message), self._hidden)
         with self._lock:
             pending = self._pending.pop(number, None)
         if pending is None:
@@ -131,7 +124,7 @@ class WorkClient:
             raise
 
     def ended(self, error: GroupError) -> None:
-        """See `FrameHandler`."""
+        """See `MessageHandler`."""
         with self._lock:
             self._failure = error
             pending, self._pending = self._pending, {}

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from moeflow.core.errors import GroupError
-from moeflow.parallel.tcp.tcp_link import TcpLink
+from moeflow.parallel.tcp.link import Link
 
 ANSWER_S: Final = 60.0  # for an answer of the other end
 
@@ -33,13 +33,13 @@ class RefusedError(GroupError):
 Expected = TypeVar("Expected", bound=msgspec.Struct)
 
 
-def say(link: TcpLink, name: str, message: msgspec.Struct, timeout_s: float = ANSWER_S) -> None:
-    """Send a message of a conversation. Raises: GroupError."""
-    link.send_message(name, msgspec.msgpack.encode(message), timeout_s)
+def say(link: Link, name: str, message: msgspec.Struct) -> None:
+    """Send a message of a conversation."""
+    link.send_message(name, msgspec.msgpack.encode(message))
 
 
 def hear(
-    link: TcpLink, name: str, expected: type[Expected], others: object, timeout_s: float | None = ANSWER_S
+    link: Link, name: str, expected: type[Expected], others: object, timeout_s: float | None = ANSWER_S
 ) -> Expected:
     """Return the next message of a conversation; `others` is the union of all that it has.
 

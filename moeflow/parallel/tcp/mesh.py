@@ -11,8 +11,8 @@ import msgspec
 
 from moeflow.core.address import format_address
 from moeflow.core.errors import ConfigError, GroupError
-from moeflow.parallel.tcp.connecting import HANDSHAKE_S, connect
-from moeflow.parallel.tcp.tcp_link import TcpLink
+from moeflow.parallel.tcp.endpoint import HANDSHAKE_S, Endpoint
+from moeflow.parallel.tcp.link import Link
 
 _MEETING: Final = "meeting"
 
@@ -29,14 +29,14 @@ class Meeting(msgspec.Struct, frozen=True):
 def meet(
     meeting: Meeting,
     addresses: Sequence[Address],
-    token: bytes,
-    known: Mapping[int, TcpLink],
-    arrivals: queue.Queue[TcpLink],
+    endpoint: Endpoint,
+    known: Mapping[int, Link],
+    arrivals: queue.Queue[Link],
     timeout_s: float,
-) -> dict[int, TcpLink]:
+) -> dict[int, Link]:
     """Return the links to all others, as the rank of `meeting`; `addresses` are where each listens.
 
-    `known` are links that there are already, `arrivals` brings those of ranks that connect to this one.
+    `known` are links that `endpoint` has already; `arrivals` brings those of ranks that connect to it.
 
     Raises: GroupError, ConfigError if not all are found in time; then new links are closed, and `known` are not.
     """
@@ -45,7 +45,7 @@ def meet(
     try:
         for rank in range(meeting.rank):
             if rank not in links:
-                links[rank] = _visit(rank, addresses[rank], token, meeting)
+                links[rank] = _visit(rank, addresses[rank], endpoint, meeting)
         while missing := [rank for rank in range(len(addresses)) if rank != meeting.rank and rank not in links]:
             try:
                 link = arrivals.get(timeout=max(deadline_s - time.monotonic(), 0))
@@ -63,16 +63,16 @@ def meet(
     return links
 
 
-def _visit(rank: int, address: Address, token: bytes, meeting: Meeting) -> TcpLink:
+def _visit(rank: int, address: Address, endpoint: Endpoint, meeting: Meeting) -> Link:
     try:
-        link = connect(*address, token)
+        link = endpoint.connect(*address)
     except (GroupError, ConfigError) as error:
         raise GroupError(f"rank {rank} is not found: {error}; {_REMEDY}") from None
-    link.send_message(_MEETING, msgspec.msgpack.encode(meeting), HANDSHAKE_S)
+    link.send_message(_MEETING, msgspec.msgpack.encode(meeting))
     return link
 
 
-def _receive(link: TcpLink, meeting: Meeting, missing: Sequence[int], links: dict[int, TcpLink]) -> None:
+def _receive(link: Link, meeting: Meeting, missing: Sequence[int], links: dict[int, Link]) -> None:
     """Add a link that has arrived, if it is one of this group's."""
     try:
         theirs = msgspec.msgpack.decode(link.receive_message(_MEETING, HANDSHAKE_S), type=Meeting)

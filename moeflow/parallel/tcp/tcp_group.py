@@ -1,8 +1,8 @@
-"""A group of processes on any machines, each with an authenticated TCP connection to each other.
+"""A group of processes on any machines, each with an encrypted link to each other.
 
-All frames of a collective are sent and received concurrently, without blocking, so that no order of sizes can make two
-ranks wait for each other. Waiting ranks notice at once a rank that ends, since its connections close. A rank that hangs
-or is unreachable is noticed by the timeout.
+Sending does not wait for the other ranks, so that no order of sizes can make two ranks wait for each other. Waiting
+ranks notice at once a rank that ends, since its links end. Heartbeats end the link to a rank that is stopped or
+unreachable. A rank that hangs is noticed by the timeout.
 
 It does not use torch.distributed: any process that reaches the ports of gloo and its rendezvous could take part without
 authentication.
@@ -10,10 +10,8 @@ authentication.
 
 from __future__ import annotations
 
-import select
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -21,19 +19,14 @@ from torch import Tensor
 from moeflow.core.errors import GroupError
 from moeflow.parallel.collectives import Collectives
 from moeflow.parallel.group import describe_rows
-from moeflow.parallel.tcp.frames import FrameHead, Kind
-from moeflow.parallel.tcp.tcp_link import TcpLink
-
-_MAX_PART_BYTES: Final = 4 << 30  # of a tensor of another rank: far beyond what a pass has
+from moeflow.parallel.tcp.link import Kind, Link, Message
 
 
 class TcpGroup(Collectives):
     """The `Group` of a process that is linked to all others. Tensors are in main memory."""
 
-    def __init__(
-        self, rank: int, links: Mapping[int, TcpLink], timeout_s: float, whole: TcpGroup | None = None
-    ) -> None:
-        """Join as `rank`; `links` lead to all others. A subgroup uses links of a `whole`, and ends with it."""
+    def __init__(self, rank: int, links: Mapping[int, Link], timeout_s: float, whole: TcpGroup | None = None) -> None:
+        """Join as `rank`; `links` of one endpoint lead to all others. A subgroup of `whole` uses its links."""
         self.rank = rank
         self.size = len(links) + 1
         self._links = links
@@ -60,7 +53,7 @@ class TcpGroup(Collectives):
                 link.say_farewell(reason)
 
     def close(self) -> None:
-        """Close the connections: nothing else may be called afterwards."""
+        """End the links: nothing else may be called afterwards."""
         for link in self._links.values():
             link.close()
 
@@ -88,44 +81,49 @@ class TcpGroup(Collectives):
     ) -> list[Tensor]:
         if (reason := (self._whole or self)._abort_reason) is not None:
             raise GroupError(reason)
-        incoming = {rank: _Incoming(self.rank, self._links[rank], label, like) for rank in sources}
-        sending = {rank: self._links[rank] for rank in parts}
-        receiving = {rank: self._links[rank] for rank in sources}
-        for rank, link in sending.items():
-            link.start_sending(Kind.COLLECTIVE, label, _bytes_of(parts[rank]))
+        for rank, part in parts.items():
+            self._links[rank].send(Kind.COLLECTIVE, label, _bytes_of(part))
+        waiting = {rank: self._links[rank] for rank in sources}
+        found: dict[int, Tensor] = {}
         deadline_s = time.monotonic() + self._timeout_s
-        while True:
+        while waiting:
+            self._wait(label, waiting, deadline_s)
             try:
-                sending = {rank: link for rank, link in sending.items() if not link.push()}
-                receiving = {rank: link for rank, link in receiving.items() if not link.pull(incoming[rank].open)}
+                for rank, link in list(waiting.items()):
+                    if (message := link.take()) is not None:
+                        found[rank] = self._rows_of(message, link, label, like)
+                        del waiting[rank]
             except GroupError as error:
                 raise GroupError(f"{label} failed: {error}") from None
-            if not sending and not receiving:
-                return [incoming[rank].tensor for rank in sources]
-            self._wait(label, sending, receiving, deadline_s)
+        return [found[rank] for rank in sources]
 
-    def _wait(
-        self, label: str, sending: Mapping[int, TcpLink], receiving: Mapping[int, TcpLink], deadline_s: float
-    ) -> None:
-        """Wait until a link has something, or takes something."""
+    def _wait(self, label: str, waiting: Mapping[int, Link], deadline_s: float) -> None:
+        """Wait until a link has something."""
+        links = tuple(waiting.values())
         left_s = deadline_s - time.monotonic()
-        if left_s <= 0:
-            late = receiving or sending
-            who = ", ".join(link.peer for link in late.values())
+        if not links[0].endpoint.wait(lambda: any(link.is_ready for link in links), left_s):
+            who = ", ".join(link.peer for link in links)
             raise GroupError(
                 f"{label} failed: {who} did not come to it within {self._timeout_s:g} s: a process is stopped or much "
                 "slower than this one, or the network between is cut"
             )
-        poll = select.poll()
-        for rank, link in self._links.items():
-            events = (select.POLLOUT if rank in sending else 0) | (select.POLLIN if rank in receiving else 0)
-            if events:
-                poll.register(link, events)
-        poll.poll(left_s * 1000 + 1)
+
+    def _rows_of(self, message: Message, link: Link, label: str, like: Tensor) -> Tensor:
+        """Return another rank's part, in rows like those of `like`. Raises: GroupError if it is not expected."""
+        if (message.kind, message.label) != (Kind.COLLECTIVE, label):
+            both = f"rank {self.rank} is at {label}; {link.peer} is at {message.label}"
+            raise GroupError(f"ranks do different things: {both}")
+        rest = like.shape[1:]
+        row_bytes = rest.numel() * like.itemsize
+        if message.num_bytes % row_bytes:
+            raise GroupError(f"{link.peer} sends {message.num_bytes} bytes, no rows of {row_bytes}")
+        tensor = torch.empty((message.num_bytes // row_bytes, *rest), dtype=like.dtype)
+        message.copy_to(_bytes_of(tensor))
+        return tensor
 
 
 class TcpChannel:
-    """The `Channel` to one rank of a group. Sending returns as soon as the kernel has all bytes."""
+    """The `Channel` to one rank of a group. Sending returns at once."""
 
     def __init__(self, group: TcpGroup, rank: int) -> None:
         self._group, self._rank = group, rank
@@ -139,27 +137,6 @@ class TcpChannel:
         """Return what the other rank sends; see `Channel`."""
         (found,) = self._group.exchange(f"{name!r} of {describe_rows(like)}", {}, (self._rank,), like)
         return found
-
-
-class _Incoming:
-    """What another rank has for this one."""
-
-    def __init__(self, rank: int, link: TcpLink, label: str, own: Tensor) -> None:
-        """Expect it as `rank`, in rows like those of `own`."""
-        self._rank, self._link, self._label, self._own = rank, link, label, own
-        self.tensor = own  # until there is another
-
-    def open(self, head: FrameHead) -> memoryview:
-        """Return the memory for it, if it is what this rank expects. Raises: GroupError if not."""
-        if (head.kind, head.label) != (Kind.COLLECTIVE, self._label):
-            both = f"rank {self._rank} is at {self._label}; {self._link.peer} is at {head.label}"
-            raise GroupError(f"ranks do different things: {both}")
-        rest = self._own.shape[1:]
-        row_bytes = rest.numel() * self._own.itemsize
-        if head.num_bytes % row_bytes or head.num_bytes > _MAX_PART_BYTES:
-            raise GroupError(f"{self._link.peer} sends {head.num_bytes} bytes, no rows of {row_bytes}")
-        self.tensor = torch.empty((head.num_bytes // row_bytes, *rest), dtype=self._own.dtype)
-        return _bytes_of(self.tensor)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -1,7 +1,7 @@
 """What ranks of one machine pay for sharing layers: exchanges, and the Python of a layer computed stage by stage.
 
 Two processes with a thread each, started for it (`parallel/child_main.py`) with the descriptor of a group's memory and
-their rank. They gather tensors of a few sizes, through shared memory and through authenticated TCP over loopback. That
+their rank. They gather tensors of a few sizes, through shared memory and through encrypted links over loopback. That
 measures two processes and the kernel, not a network. They also run the layers of a tiny model.
 """
 
@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import product
 from typing import Final
@@ -37,10 +37,10 @@ from moeflow.parallel.blocks import with_kv_heads_of
 from moeflow.parallel.child_processes import end_all, start_rank
 from moeflow.parallel.group import Group
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup, make_descriptor
-from moeflow.parallel.tcp.connecting import Acceptor, listen
+from moeflow.parallel.tcp.endpoint import Endpoint
+from moeflow.parallel.tcp.link import Link as GroupLink
 from moeflow.parallel.tcp.mesh import Meeting, meet
 from moeflow.parallel.tcp.tcp_group import TcpGroup
-from moeflow.parallel.tcp.tcp_link import TcpLink
 from moeflow.planner.costs.roofline import processor_of
 from moeflow.planner.hardware.call_times import usual_s
 from moeflow.planner.hardware.tiny_layer import tiny_shape
@@ -179,21 +179,15 @@ def _layer(parallel: ParallelConfig, group: Group) -> Callable[[], object]:
 @contextmanager
 def _tcp_group(group: Group) -> Iterator[TcpGroup]:
     """Yield a group of the same ranks over loopback, who learn each other's ports from the one that there is."""
-    arrivals: queue.Queue[TcpLink] = queue.Queue()
+    arrivals: queue.Queue[GroupLink] = queue.Queue()
     made = torch.frombuffer(bytearray(os.urandom(32)), dtype=torch.uint8)
     token = group.all_gather("token", made)[0].numpy().tobytes()
-    acceptor = Acceptor(listen(LOOPBACK, 0), token, arrivals.put)
-    try:
-        ports = group.all_gather("ports", torch.tensor([acceptor.port]))
-        addresses = [(LOOPBACK, int(port)) for port in ports]
-        links = meet(Meeting(b"measurement", group.rank), addresses, token, {}, arrivals, TIMEOUT_S)
-    finally:
-        acceptor.close()
-    tcp = TcpGroup(group.rank, links, TIMEOUT_S)
-    try:
-        yield tcp
-    finally:
-        tcp.close()
+    with closing(Endpoint(token)) as endpoint:
+        port = endpoint.listen(LOOPBACK, 0, arrivals.put)
+        addresses = [(LOOPBACK, int(each)) for each in group.all_gather("ports", torch.tensor([port]))]
+        links = meet(Meeting(b"measurement", group.rank), addresses, endpoint, {}, arrivals, TIMEOUT_S)
+        yield TcpGroup(group.rank, links, TIMEOUT_S)
+        group.barrier("measured")
 
 
 def main() -> None:

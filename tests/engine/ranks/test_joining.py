@@ -27,8 +27,9 @@ from moeflow.engine.ranks.joining import JOINING, Invitation, JoinRequest, hear,
 from moeflow.engine.ranks.reception import Reception
 from moeflow.kernels.cpu import extension
 from moeflow.parallel.tcp.cluster_token import default_token_file, ensure_token
-from moeflow.parallel.tcp.connecting import connect
 from moeflow.parallel.tcp.conversation import RefusedError
+from moeflow.parallel.tcp.endpoint import connect
+from moeflow.parallel.tcp.link import Link
 from moeflow.planner.resolve import resolve
 from moeflow.settings.settings import Settings
 from tests.engine.ranks.joiners import free_port
@@ -74,7 +75,7 @@ class Head:
             **({"host": "127.0.0.1", "port": self.port, "token": self.token, "num_threads": 1} | changes)
         )
 
-    def connect(self):
+    def connect(self) -> Link:
         """Return a link to it, once it listens."""
         while True:
             with contextlib.suppress(GroupError):
@@ -154,7 +155,7 @@ def test_who_talks_nonsense_is_no_more_than_a_line_in_the_log(head, caplog):
     port = joining.Candidacy("fingerprint", port=70_000)
     for message in (b"\xc1", *map(msgspec.msgpack.encode, ({"type": "application"}, port, Invitation("x")))):
         with closing(head.connect()) as link:
-            link.send_message(JOINING, message, PATIENCE_S)
+            link.send_message(JOINING, message)
             with pytest.raises(GroupError, match=r"closed the connection|is gone"):
                 hear(link, Invitation)
     assert "says Invitation where JoinRequest is expected" in head_said(caplog, "where JoinRequest")

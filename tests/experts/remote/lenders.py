@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 from moeflow.experts.remote.lender import Lender
-from moeflow.parallel.tcp.connecting import Acceptor, listen
+from moeflow.parallel.tcp.endpoint import Endpoint
 from tests.parallel.links import Proxy
 
 PATIENCE_S = 30.0
@@ -21,8 +21,8 @@ class RunningLender:
     def __init__(self, memory_bytes: int, token: bytes = TOKEN, cpu_isa: str = "") -> None:
         self.news: list[str] = []
         self.lender = Lender(memory_bytes, num_threads=1, cpu_isa=cpu_isa, on_news=self.news.append)
-        self.acceptor = Acceptor(listen("127.0.0.1", 0), token, self.lender.take_in)
-        self.proxy = Proxy(self.acceptor.port)
+        self.endpoint = Endpoint(token)
+        self.proxy = Proxy(self.endpoint.listen("127.0.0.1", 0, self.lender.take_in))
         self.address = ("127.0.0.1", self.proxy.port)
 
     @property
@@ -34,7 +34,7 @@ class RunningLender:
 
     def close(self) -> None:
         self.lender.close()
-        self.acceptor.close()
+        self.endpoint.close()
         self.proxy.close()
 
 

@@ -13,10 +13,10 @@ from moeflow.experts.remote.borrowing import Borrowed, probe_lender
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_experts import expert_bytes
 from moeflow.parallel.remote.lending import LENDING, Borrowing, LenderReady, MemoryLoan, Message, Working, piece_label
-from moeflow.parallel.tcp.connecting import connect
 from moeflow.parallel.tcp.conversation import RefusedError, hear, say
 from moeflow.parallel.tcp.same_bits import own_processor, own_software
 from tests.experts.remote.lenders import PATIENCE_S, TOKEN, running_lender, wait_for
+from tests.parallel.links import connected
 from tests.parallel.remote.owners import HIDDEN, NUM_EXPERTS, WIDTH
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -99,10 +99,10 @@ def test_who_cannot_be_served_is_told_why(running, changes, reason):
     ],
 )
 def test_nonsense_ends_a_loan_with_a_reason_and_nothing_else(running, label, num_bytes, complaint):
-    with closing(connect(*running.address, TOKEN)) as link:
+    with connected(running.address[1], TOKEN) as link:
         say(link, LENDING, BORROWING)
         hear(link, LENDING, MemoryLoan, Message)
-        link.send_message(label, bytes(num_bytes), PATIENCE_S)
+        link.send_message(label, bytes(num_bytes))
         with pytest.raises(GroupError):
             link.receive_message("taken", PATIENCE_S)
     wait_for(lambda: any(complaint in line for line in running.news))
@@ -123,12 +123,12 @@ def test_a_loan_holds_no_more_than_it_has_room_for_and_nothing_twice(running):
 
 
 def test_work_is_for_those_who_have_a_loan(running):
-    with closing(connect(*running.address, TOKEN)) as link:
+    with connected(running.address[1], TOKEN) as link:
         say(link, LENDING, Working(b"x" * 16))
         with pytest.raises(GroupError):
             hear(link, LENDING, LenderReady, Message)
     wait_for(lambda: running.said("for a loan that does not exist"))
-    with closing(connect(*running.address, TOKEN)) as link:
+    with connected(running.address[1], TOKEN) as link:
         say(link, LENDING, LenderReady())
         with pytest.raises(GroupError):
             hear(link, LENDING, LenderReady, Message)

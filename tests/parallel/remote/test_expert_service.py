@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import struct
 import threading
 from contextlib import ExitStack, closing
@@ -29,7 +28,6 @@ from moeflow.parallel.remote.expert_work import (
     encode_work,
 )
 from moeflow.parallel.remote.work_client import WorkClient, scatter
-from moeflow.parallel.tcp.frames import Kind
 from tests.parallel.links import two_ends
 from tests.parallel.remote.owners import HIDDEN, NUM_EXPERTS, TOP_K, Owner, client_of, packed_layer, routed
 
@@ -207,7 +205,7 @@ def test_nonsense_ends_the_link_with_a_reason_and_the_service_lives(service, mes
     owner = Owner([packed_layer(0)])
     with two_ends() as (ours, theirs):
         served = service.serve(theirs, owner)
-        ours.send_message(WORK, bytes(message), PATIENCE_S)
+        ours.send_message(WORK, bytes(message))
         with pytest.raises(GroupError, match=complaint):
             ours.receive_message(RESULT, PATIENCE_S)
         served.close("")
@@ -220,8 +218,7 @@ def test_too_much_at_once_and_other_messages_end_the_link(service, monkeypatch):
     for name, data in ((WORK, bytes(101)), ("hello", b"")):
         with two_ends() as (ours, theirs):
             served = service.serve(theirs, Owner([packed_layer(0)]))
-            with contextlib.suppress(GroupError):
-                ours.send_message(name, data, PATIENCE_S)
+            ours.send_message(name, data)
             with pytest.raises(GroupError, match=rf"'{name}' of {len(data)} bytes is not expected"):
                 ours.receive_message(RESULT, PATIENCE_S)
             served.close("")
@@ -254,8 +251,7 @@ def test_a_result_of_other_work_is_refused(result):
     with two_ends() as (ours, theirs):
         client = WorkClient(ours, HIDDEN, NUM_EXPERTS)
         pending = client.submit(WORK_OF_ONE)
-        theirs.start_sending(Kind.MESSAGE, RESULT, message)
-        assert theirs.push()
+        theirs.send_message(RESULT, message)
         with pytest.raises(GroupError, match=r"has 1 pairs where 2 are expected|not made of rows"):
             pending.result(PATIENCE_S)
         client.close()
@@ -264,14 +260,14 @@ def test_a_result_of_other_work_is_refused(result):
 def test_work_that_is_there_before_its_link_is_served_gets_its_result(service, monkeypatch):
     """The link's thread and the service may be through before `serve` returns."""
 
-    class Slow(expert_service.FrameThread):
+    class Slow(expert_service.LinkThread):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             threading.Event().wait(0.2)
 
-    monkeypatch.setattr(expert_service, "FrameThread", Slow)
+    monkeypatch.setattr(expert_service, "LinkThread", Slow)
     with two_ends() as (ours, theirs):
-        ours.send_message(WORK, bytes(encode_work(1, WORK_OF_ONE)), PATIENCE_S)
+        ours.send_message(WORK, bytes(encode_work(1, WORK_OF_ONE)))
         served = service.serve(theirs, Owner([packed_layer(0)]))
         assert len(ours.receive_message(RESULT, PATIENCE_S)) == 32 + 2 * HIDDEN * 4
         served.close("")

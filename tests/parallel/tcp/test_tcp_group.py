@@ -12,19 +12,17 @@ import pytest
 import torch
 
 from moeflow.core.errors import GroupError
-from moeflow.parallel.tcp.connecting import Acceptor, connect, listen
-from moeflow.parallel.tcp.frames import Kind
+from moeflow.parallel.tcp.endpoint import Endpoint
+from moeflow.parallel.tcp.link import Kind, Link
 from moeflow.parallel.tcp.mesh import Meeting, meet
 from moeflow.parallel.tcp.tcp_group import TcpGroup
-from moeflow.parallel.tcp.tcp_link import TcpLink
-from tests.parallel.links import Proxy, in_thread, two_ends
+from tests.parallel.links import TOKEN, Proxy, connected, in_thread, two_ends
 from tests.parallel.ranks import ranks, together
 
 __all__ = ["ranks"]  # a fixture
 
 LONG_S = 30.0  # far beyond the time of an immediate reaction
 AT_ONCE_S = 10.0  # on a busy machine
-TOKEN = b"the token of the tests"
 
 
 @contextlib.contextmanager
@@ -51,28 +49,17 @@ def group_and_link(timeout_s: float = LONG_S):
 )
 def test_what_does_not_fit_is_an_error_on_both_sides(label, num_bytes, complaint):
     with group_and_link() as (group, link):
-        link.start_sending(Kind.COLLECTIVE, label, memoryview(bytes(num_bytes)))
-        assert link.push()
+        link.send(Kind.COLLECTIVE, label, memoryview(bytes(num_bytes)))
         with pytest.raises(GroupError, match=complaint):
             group.all_gather("rows", torch.zeros(3, 4))
-        link.pull(lambda head: memoryview(bytearray(head.num_bytes)))  # what rank 0 had sent before it noticed
+        assert link.next("a part", LONG_S).num_bytes == 48  # rank 0 had sent it before it noticed
         with pytest.raises(GroupError, match=r"ended the group: all_gather 'rows' of torch.float32 .* failed"):
             link.receive_message("any", LONG_S)
 
 
-def test_more_than_a_pass_can_have_is_refused_before_there_is_memory_for_it(monkeypatch):
-    monkeypatch.setattr("moeflow.parallel.tcp.tcp_group._MAX_PART_BYTES", 1000)
-    with group_and_link() as (group, link):
-        link.start_sending(Kind.COLLECTIVE, "all_gather 'rows' of torch.uint8 [*]", memoryview(bytes(1001)))
-        assert link.push()
-        monkeypatch.setattr(torch, "empty", None)
-        with pytest.raises(GroupError, match="sends 1001 bytes"):
-            group.all_gather("rows", torch.zeros(3, dtype=torch.uint8))
-
-
 def test_a_message_in_a_collectives_place_is_an_error():
     with group_and_link() as (group, link):
-        link.send_message("pass", b"", LONG_S)
+        link.send_message("pass", b"")
         with pytest.raises(GroupError, match=r"rank 0 is at barrier 'morning'; rank 1 .there. is at pass"):
             group.barrier("morning")
 
@@ -89,21 +76,13 @@ def test_who_is_late_is_named_with_what_to_look_for():
             group.barrier("noon")
 
 
-def test_who_takes_nothing_is_late_too():
-    with group_and_link(0.2) as (group, link):
-        link.start_sending(Kind.COLLECTIVE, "all_gather 'rows' of torch.uint8 [*]", memoryview(b""))
-        assert link.push()
-        with pytest.raises(GroupError, match=r"rank 1 \(there\) did not come to it within 0.2 s"):
-            group.all_gather("rows", torch.zeros(64 << 20, dtype=torch.uint8))
-
-
 def test_an_abort_comes_from_any_thread():
     with group_and_link() as (group, link):
         thread = in_thread(lambda: (time.sleep(0.1), group.abort("the experts of layer 3 cannot be read")))
         with pytest.raises(GroupError, match=r"^the group ended before barrier 'morning' did: the experts of layer 3"):
             group.barrier("morning")
         thread.join()
-        link.pull(lambda head: memoryview(bytearray(head.num_bytes)))
+        assert link.next("a part", LONG_S).num_bytes == 0
         with pytest.raises(GroupError, match="ended the group: the experts of layer 3 cannot be read"):
             link.receive_message("any", LONG_S)
 
@@ -150,24 +129,20 @@ def test_a_stopped_rank_is_late(ranks):
 @contextlib.contextmanager
 def meeting(timeouts_s: float, through: type[Proxy] | None = None):
     """Yield the groups of two ranks in this process, and the proxy between them."""
-    arrivals: queue.Queue[TcpLink] = queue.Queue()
-    acceptor = Acceptor(listen("127.0.0.1", 0), TOKEN, arrivals.put)
-    proxy = None if through is None else through(acceptor.port)
-    address = ("127.0.0.1", acceptor.port if proxy is None else proxy.port)
-    found: list[dict[int, TcpLink]] = []
-    addresses = [address, ("127.0.0.1", 1)]
-    thread = in_thread(lambda: found.append(meet(Meeting(b"g", 0), addresses, TOKEN, {}, arrivals, LONG_S)))
-    links = meet(Meeting(b"g", 1), addresses, TOKEN, {}, queue.Queue(), LONG_S)
-    thread.join()
-    groups = [TcpGroup(rank, found, timeouts_s) for rank, found in enumerate((found[0], links))]
-    try:
-        yield groups, proxy
-    finally:
-        acceptor.close()
-        for group in groups:
-            group.close()
-        if proxy is not None:
-            proxy.close()
+    arrivals: queue.Queue[Link] = queue.Queue()
+    with contextlib.closing(Endpoint(TOKEN)) as one, contextlib.closing(Endpoint(TOKEN)) as other:
+        port = one.listen("127.0.0.1", 0, arrivals.put)
+        proxy = None if through is None else through(port)
+        addresses = [("127.0.0.1", port if proxy is None else proxy.port), ("127.0.0.1", 1)]
+        found: list[dict[int, Link]] = []
+        thread = in_thread(lambda: found.append(meet(Meeting(b"g", 0), addresses, one, {}, arrivals, LONG_S)))
+        links = meet(Meeting(b"g", 1), addresses, other, {}, queue.Queue(), LONG_S)
+        thread.join()
+        try:
+            yield [TcpGroup(rank, found, timeouts_s) for rank, found in enumerate((found[0], links))], proxy
+        finally:
+            if proxy is not None:
+                proxy.close()
 
 
 def test_ranks_exchange_rows_in_uneven_numbers():
@@ -211,21 +186,18 @@ def test_a_cut_link_is_late_on_both_sides():
 
 
 def test_ranks_of_another_group_are_not_taken():
-    arrivals: queue.Queue[TcpLink] = queue.Queue()
-    acceptor = Acceptor(listen("127.0.0.1", 0), TOKEN, arrivals.put)
-    try:
-        address = ("127.0.0.1", acceptor.port)
-        stranger = meet(Meeting(b"other", 1), [address, address], TOKEN, {}, queue.Queue(), LONG_S)
+    arrivals: queue.Queue[Link] = queue.Queue()
+    with contextlib.closing(Endpoint(TOKEN)) as one, contextlib.closing(Endpoint(TOKEN)) as other:
+        address = ("127.0.0.1", one.listen("127.0.0.1", 0, arrivals.put))
+        stranger = meet(Meeting(b"other", 1), [address, address], other, {}, queue.Queue(), LONG_S)
         with pytest.raises(GroupError, match=r"rank 1 \(127.0.0.1:.*\) did not connect within 0.3 s: all machines"):
-            meet(Meeting(b"g", 0), [address, address], TOKEN, {}, arrivals, 0.3)
+            meet(Meeting(b"g", 0), [address, address], one, {}, arrivals, 0.3)
         with pytest.raises(GroupError, match="closed the connection"):
             stranger[0].receive_message("any", LONG_S)
-        stranger[0].close()
-        with contextlib.closing(connect(*address, TOKEN)) as confused:
-            confused.send_message("meeting", b"\xc1", LONG_S)
+        with connected(address[1]) as confused:
+            confused.send_message("meeting", b"\xc1")
             with pytest.raises(GroupError, match="did not connect"):
-                meet(Meeting(b"g", 0), [address, address], TOKEN, {}, arrivals, 0.3)
-    finally:
-        acceptor.close()
-    with pytest.raises(GroupError, match=r"rank 0 is not found: cannot connect to .* all machines of a cluster"):
-        meet(Meeting(b"g", 1), [address, address], TOKEN, {}, queue.Queue(), LONG_S)
+                meet(Meeting(b"g", 0), [address, address], one, {}, arrivals, 0.3)
+    complaint = r"rank 0 is not found: cannot connect to .* all machines of a cluster"
+    with contextlib.closing(Endpoint(TOKEN)) as other, pytest.raises(GroupError, match=complaint):
+        meet(Meeting(b"g", 1), [address, address], other, {}, queue.Queue(), LONG_S)
