@@ -163,7 +163,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {  # module -> where it may be imported; n
     "llguidance": ("engine/constraints/",),
     "jinja2": ("text/jinja_template.py",),
     "ray": ("processes/cluster/ray_cluster.py",),
-    "zmq": ("processes/", "parallel/"),
+    "zmq": ("processes/", "parallel/tcp/"),
     "opentelemetry": ("server/tracing.py",),
     "click": ("cli/",),
     "huggingface_hub": ("checkpoint/hub/hub_client.py", "checkpoint/hub/local_models.py"),

@@ -69,8 +69,10 @@ class EngineProcess:
                 self._serve(engine)
             self._send(Stopped())
         except GroupError as error:
-            logger.exception("the engine ends with one of its ranks")
+            if error.__cause__ is not None:  # our own mistake; a lost rank is reported by the supervisor
+                logger.error("the engine ends: %s", error, exc_info=error.__cause__)
             if error.signal_number:  # so that this death is classified correctly
+                logger.error("the engine ends: %s", error)
                 os.kill(os.getpid(), error.signal_number)
             self._fail(error)
         except Exception as error:

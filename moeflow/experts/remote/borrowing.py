@@ -28,12 +28,12 @@ from moeflow.parallel.remote.lending import (
     piece_label,
 )
 from moeflow.parallel.tcp.conversation import hear, say
-from moeflow.parallel.tcp.endpoint import connect
 from moeflow.parallel.tcp.link import Link
 from moeflow.parallel.tcp.same_bits import own_processor, own_software
 
 with on_demand(__name__):
     from moeflow.parallel.remote import work_client
+    from moeflow.parallel.tcp import endpoint
 
 REACTION_S: Final = 3.0  # longest answer time of a lender without computation
 _NUM_PROBES: Final = 5
@@ -140,7 +140,7 @@ class Borrowed:
         self._undo.close()
 
     def _connect(self) -> Link:
-        link = connect(*self._address, self._token)
+        link = endpoint.connect(*self._address, self._token)
         self._undo.callback(link.endpoint.close)
         return link
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from moeflow.core.address import format_address
 from moeflow.core.errors import GroupError
-
-if TYPE_CHECKING:
-    from moeflow.parallel.tcp.endpoint import Endpoint
 
 PIECE_BYTES: Final = 256 << 10  # of a payload: one piece is encrypted while the network carries the one before
 MAX_MESSAGE_BYTES: Final = 64 << 20
@@ -71,10 +68,29 @@ class Message:
         return bytearray().join(self.pieces)
 
 
+class Carrier(Protocol):
+    """Carries the messages of links; an `Endpoint` does."""
+
+    def wait(self, is_ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        """See `Endpoint`."""
+
+    def receive(self) -> None:
+        """See `Endpoint`."""
+
+    def send(self, link: Link, frames: Sequence[memoryview]) -> None:
+        """See `Endpoint`."""
+
+    def end(self, link: Link, reason: str) -> None:
+        """See `Endpoint`."""
+
+    def close(self) -> None:
+        """See `Endpoint`."""
+
+
 class Link:
     """One end of a connection. One thread receives; any thread may send."""
 
-    def __init__(self, endpoint: Endpoint, routing_id: bytes, host: str, port: int) -> None:
+    def __init__(self, endpoint: Carrier, routing_id: bytes, host: str, port: int) -> None:
         """Only an `Endpoint` makes links; `host` and `port` are those of the other end."""
         self.endpoint, self.routing_id = endpoint, routing_id
         self.host, self.port = host, port

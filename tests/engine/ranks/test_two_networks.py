@@ -34,7 +34,6 @@ settings = Settings(
     model=model, cache_dir=pathlib.Path(cache_dir), kv_cache_bytes=2**22, num_threads=1, listen_ranks=address
 )
 config = resolve(dataclasses.replace(settings, num_ranks=int(num_ranks))).config
-config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, timeout_s=3.0))
 engine = Engine.load(config)
 try:
     while sys.stdin.readline():
