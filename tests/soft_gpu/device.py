@@ -6,16 +6,16 @@ Registered as torch's PrivateUse1 device. That changes torch for the whole proce
 from __future__ import annotations
 
 import collections
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import moeflow
@@ -116,9 +116,8 @@ def record(out: Any, compute: Callable[[], Any]) -> None:
         found = compute()
         if out is None:
             return
-        for target, source in zip(tree_flatten(out)[0], tree_flatten(found)[0], strict=True):
-            if isinstance(target, torch.Tensor):
-                target.copy_(source)
+        for target, source in zip(_tensors([out]), _tensors([found]), strict=True):
+            target.copy_(source)
 
     graph.add(again)
 
@@ -207,11 +206,30 @@ def count_launch(name: str, number: int = 1) -> None:
     _count(COUNTS.launches, name, number)
 
 
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors among values, and within lists of them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Return what a function makes of a value, or of each value of a list."""
+    if isinstance(value, list | tuple):
+        return type(value)(_mapped(function, it) for it in value)
+    return function(value)
+
+
 def _line() -> str:
     """Return the line of moeflow that is being run."""
-    for frame in reversed(traceback.extract_stack(limit=40)):
-        if frame.filename.startswith(_PACKAGE) and "on_demand" not in frame.filename:
-            return f"{frame.filename.removeprefix(_PACKAGE)}:{frame.lineno}"
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_PACKAGE) and "on_demand" not in file:
+            return f"{file.removeprefix(_PACKAGE)}:{frame.f_lineno}"
+        frame = frame.f_back
     return "?"
 
 
@@ -220,22 +238,22 @@ def _is_soft(device: Any) -> bool:
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    name = func.overloadpacket.__name__
-    tensors = [it for it in tree_flatten((args, kwargs))[0] if isinstance(it, torch.Tensor)]
+    tensors = [*_tensors(args), *_tensors(kwargs.values())]
     is_on_device = any(isinstance(it, SoftTensor) for it in tensors)
+    if not is_on_device and not _is_soft(kwargs.get("device")):
+        return func(*args, **kwargs)
+    name = func.overloadpacket.__name__
     if name == "_to_copy":
         return _convert(func, args, kwargs, is_on_device)
     if name in ("copy_", "_copy_from"):
         return _copy(args[0], args[1], kwargs.get("non_blocking", len(args) > 2 and args[2]))
-    if not is_on_device and not _is_soft(kwargs.get("device")):
-        return func(*args, **kwargs)
     if is_on_device:
         _check_devices(name, tensors)
     if name in _SYNCHRONIZING:
         _count(COUNTS.synchronizations, f"{name} @ {_line()}")
     if name not in _VIEWS:
         _count(COUNTS.launches, f"{name} @ {_line()}")
-    compute = partial(func, *tree_map(raw, args), **_for_host(kwargs))
+    compute = partial(func, *_mapped(raw, args), **_for_host(kwargs))
     out = compute()
     if name not in _VIEWS:
         record(None if name.endswith("_") or "out" in kwargs else out, compute)
@@ -245,12 +263,12 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return kwargs["out"]
     if name.endswith("_") and not name.endswith("__"):
         return args[0]
-    return tree_map(wrapped, out)
+    return _mapped(wrapped, out)
 
 
 def _for_host(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that make the same in main memory."""
-    found = {key: tree_map(raw, value) for key, value in kwargs.items() if key != "pin_memory"}
+    found = {key: _mapped(raw, value) for key, value in kwargs.items() if key != "pin_memory"}
     return found | {"device": "cpu"} if "device" in found else found
 
 
@@ -259,7 +277,7 @@ def _convert(func: Any, args: Any, kwargs: dict[str, Any], is_on_device: bool) -
     goes_to_device = is_on_device if target is None else _is_soft(target)
     is_pinned = bool(kwargs.get("non_blocking"))
     given = {key: value for key, value in kwargs.items() if key not in ("device", "non_blocking", "pin_memory")}
-    compute = partial(func, *tree_map(raw, args), **given)
+    compute = partial(func, *_mapped(raw, args), **given)
     out = compute()
     if is_on_device and not goes_to_device:
         _count(COUNTS.synchronizations, f"copy to the host @ {_line()}")

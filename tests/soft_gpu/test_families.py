@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
-import subprocess
-import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moeflow.pipeline.catalog import OFFLOADING
+from tests.forked_commands import forked_commands
 
 pytest.importorskip("triton", reason="Triton has no wheel for this machine")
 
-ROOT = Path(__file__).parents[2]
 GROUPS = (
     ("qwen3_moe", "mixtral", "gpt_oss", "llama"),
     ("olmoe", "qwen2_moe", "qwen3", "gemma3_text"),
@@ -107,10 +110,17 @@ def of_layers(launches: dict[str, int]) -> int:
     return sum(started) - OTHER_STEPS
 
 
-def printed_by(module: str, families: tuple[str, ...]) -> dict[str, Any]:
-    """Return what a module of this folder prints for its arguments."""
-    command = [sys.executable, "-m", f"tests.soft_gpu.{module}", *families]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+def printed_by(module: str, arguments: tuple[str, ...]) -> dict[str, Any]:
+    """Return what a module of this folder prints for its arguments, in a process of its own."""
+    printed = _forked()("-m", f"tests.soft_gpu.{module}", *arguments)
+    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return found
+
+
+@functools.cache
+def _forked() -> Callable[..., str]:
+    """Return a function that runs Python in a process that finds transformers and the device imported."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    return stack.enter_context(forked_commands(folder, ["tests.soft_gpu.run_families", "studies.random_family"]))
