@@ -5,11 +5,14 @@ For tests of what commands find on their path, and not of how a process starts.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -61,3 +64,12 @@ def forked_commands(folder: Path, imported: Sequence[str], **environment: str) -
             yield run
         finally:
             parent.stdin.close()
+
+
+@functools.cache
+def lasting_commands(*imported: str) -> Callable[..., str]:
+    """Return what `forked_commands` yields, the same to all callers in this process, until it ends."""
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    return stack.enter_context(forked_commands(folder, imported))

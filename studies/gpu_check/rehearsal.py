@@ -36,10 +36,11 @@ def interpreted_kernels() -> Iterator[None]:
     """Have Triton's interpreter compute the kernels in the block, for tensors in main memory."""
     from moeflow.kernels.cpu import row_ops
     from moeflow.kernels.triton import launching
-    from tests.kernels.triton.interpreting import exact_bfloat16
+    from tests.kernels.triton.interpreting import exact_bfloat16, language_patched_once
 
     with (
         exact_bfloat16(),
+        language_patched_once(),
         mock.patch.object(launching, "accepts", return_value=True),
         mock.patch.object(row_ops, "_AVAILABLE", False),
     ):

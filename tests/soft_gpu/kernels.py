@@ -56,6 +56,7 @@ from moeflow.kernels.triton import recurrence as triton_recurrence
 from moeflow.kernels.triton import routing as triton_routing
 from moeflow.kernels.triton import short_conv as triton_short_conv
 from moeflow.pipeline.devices import staging
+from tests.kernels.triton.interpreting import language_patched_once
 from tests.soft_gpu.device import COUNTS, DEVICE, SoftGraph, SoftTensor, count_launch, raw, record, wrapped
 from tests.soft_gpu.streams import soft_staging
 
@@ -85,6 +86,7 @@ class _Recorder:
 def soft_kernels() -> Iterator[None]:
     """Have tensors on the device taken by the kernels' stand-ins in the block."""
     with ExitStack() as patches:
+        patches.enter_context(language_patched_once())
         patches.enter_context(mock.patch.object(launching, "accepts", lambda x: isinstance(x, SoftTensor)))
         patches.enter_context(mock.patch.object(decode_graphs, "GraphRecorder", _Recorder))
         patches.enter_context(mock.patch.object(triton_attention, "gpu_of", return_value=H100))

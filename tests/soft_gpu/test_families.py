@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
 import json
-import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moeflow.pipeline.catalog import OFFLOADING
-from tests.forked_commands import forked_commands
+from tests.forked_commands import lasting_commands
 
 pytest.importorskip("triton", reason="Triton has no wheel for this machine")
 
@@ -112,15 +106,6 @@ def of_layers(launches: dict[str, int]) -> int:
 
 def printed_by(module: str, arguments: tuple[str, ...]) -> dict[str, Any]:
     """Return what a module of this folder prints for its arguments, in a process of its own."""
-    printed = _forked()("-m", f"tests.soft_gpu.{module}", *arguments)
-    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    run = lasting_commands("tests.soft_gpu.run_families", "studies.random_family")
+    found: dict[str, Any] = json.loads(run("-m", f"tests.soft_gpu.{module}", *arguments).splitlines()[-1])
     return found
-
-
-@functools.cache
-def _forked() -> Callable[..., str]:
-    """Return a function that runs Python in a process that finds transformers and the device imported."""
-    stack = ExitStack()
-    atexit.register(stack.close)
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    return stack.enter_context(forked_commands(folder, ["tests.soft_gpu.run_families", "studies.random_family"]))

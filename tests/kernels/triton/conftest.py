@@ -6,10 +6,10 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton has no wheel for this machine")
 
-from tests.kernels.triton.interpreting import exact_bfloat16
+from tests.kernels.triton.interpreting import exact_bfloat16, language_patched_once
 
 
 @pytest.fixture(autouse=True)
-def _bfloat16_of_a_gpu() -> Iterator[None]:
-    with exact_bfloat16():
+def _interpreter() -> Iterator[None]:
+    with exact_bfloat16(), language_patched_once():
         yield

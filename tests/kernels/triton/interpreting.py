@@ -1,7 +1,8 @@
-"""Mends bfloat16 in Triton's interpreter."""
+"""Corrects bfloat16 in Triton's interpreter, and spares it repeated work."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -38,4 +39,23 @@ def exact_bfloat16() -> Iterator[None]:
         mock.patch.object(builder, "create_dot", create_dot_of_floats),
         mock.patch.object(builder, "cast_impl", rounding_cast),
     ):
+        yield
+
+
+@contextmanager
+def language_patched_once() -> Iterator[None]:
+    """Replace the language's functions once a launch: the interpreter does so again at each call within a kernel."""
+    patch = interpreter._patch_lang
+
+    @functools.cache
+    def languages_of(function: Any) -> list[Any]:
+        return [it for it in function.__globals__.values() if it is tl or it is tl.core]
+
+    def patch_if_needed(function: Any) -> Any:
+        languages = languages_of(function)
+        if any(tl.core.is_builtin(language.arange) for language in languages):
+            return patch(function)
+        return interpreter._LangPatchScope()
+
+    with mock.patch.object(interpreter, "_patch_lang", patch_if_needed):
         yield
