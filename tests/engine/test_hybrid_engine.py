@@ -69,8 +69,8 @@ def test_tokens_are_those_of_the_plain_engine(model, stream_tokens):
 
 
 def test_a_format_without_a_way_to_the_gpu_is_refused(model):
-    with pytest.raises(ConfigError, match=r"experts in q5_k have no way to the GPU; those in float32, .*--quantize"):
-        Engine.load(config_of(model, 2, cpu_weight_format="q5_k"))
+    with pytest.raises(ConfigError, match=r"experts in q3_k have no way to the GPU; those in float32, .*--quantize"):
+        Engine.load(config_of(model, 2, cpu_weight_format="q3_k"))
 
 
 def test_a_gpu_without_memory_is_explained(model, monkeypatch):
