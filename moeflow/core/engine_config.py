@@ -173,7 +173,7 @@ class EngineConfig:
         packed = self.packed_file if self.expert_parallel is None else ""  # replicas that share experts make it
         remote = None if self.experts is None else self.experts.remote
         drafts = [draft.model_path for draft in self.draft_models]
-        popularity = "" if self.hybrid is None else self.hybrid.popularity_file
+        hybrid = () if self.hybrid is None else (self.hybrid.popularity_file, self.hybrid.packed_experts_file)
         token_file = "" if remote is None else remote.token_file
-        names = (self.model_path, packed, self.importance_file, popularity, token_file, *drafts)
+        names = (self.model_path, packed, self.importance_file, *hybrid, token_file, *drafts)
         return [name for name in names if name]

@@ -19,6 +19,7 @@ class HybridConfig(msgspec.Struct, frozen=True, kw_only=True):
     cpu_isa: str  # instruction set of the kernels that compute them
     stream_tokens: int  # a pass of as many tokens copies experts to the GPU; 0: none does
     popularity_file: str = ""  # a trace of routing, see workload/routing_trace.py; empty: unknown at the start
+    packed_experts_file: str = ""  # packed weights with these experts; empty: the start packs them
 
     def staging_bytes(self, num_experts: int, packed_bytes: int, slot_bytes: int) -> int:
         """Return the bytes on the GPU for experts on their way to their layer.

@@ -45,7 +45,7 @@ from moeflow.models.packing import largest_expert_bytes
 from moeflow.models.plausibility import read_eos_token_ids
 from moeflow.models.registry import read_model_config
 from moeflow.pipeline.runtime.trace import Trace
-from moeflow.planner.choices.packed_files import formats_of, map_packed
+from moeflow.planner.choices.packed_files import formats_of, map_packed, read_packed_experts
 from moeflow.speculation.names import short_names
 
 if TYPE_CHECKING:
@@ -166,6 +166,8 @@ def weight_memory(
     """Return the memory of the weights, filled if they have been packed before."""
     if experts is not None and config.hybrid is None:
         return resident_reader.read_resident(experts.index)
+    if config.hybrid is not None and config.hybrid.packed_experts_file:
+        return read_packed_experts(checkpoint, config, progress)
     left_out = () if replica is None else replica.others_experts
     if not config.packed_file:
         return FreshMemory()

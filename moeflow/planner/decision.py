@@ -37,6 +37,7 @@ from moeflow.planner.choices.kv_cache_choice import (
 )
 from moeflow.planner.choices.layer_table import stays_on_disk
 from moeflow.planner.choices.lossy_routing import choose_lossy_routing
+from moeflow.planner.choices.packed_files import find_packed_experts
 from moeflow.planner.choices.processor_choice import ANY_ISA, Reasons, choose_cpu_isa, choose_device, choose_num_threads
 from moeflow.planner.choices.prompt_cache_choice import buffer_bytes
 from moeflow.planner.choices.rank_choice import RankMemory, explain_ranks, possible_ranks
@@ -233,8 +234,13 @@ class Decision:
     def _shared_experts(self, weights: WeightChoice, batching: Batching) -> hybrid_choice.SharedExperts:
         """Return what the device and the CPU share."""
         isa = choose_cpu_isa(self.settings.cpu_isa, "cpu", self.reasons)
+        own = hybrid_choice.host_format(weights, self.checkpoint)
+        packed = None
+        if self.checkpoint is not None:
+            packed = find_packed_experts(self.checkpoint, weights.formats.on_host(own), self.settings.cache_dir)
         return hybrid_choice.SharedExperts(
-            sizes=hybrid_sizes.HybridSizes(self._costs(weights), hybrid_choice.host_format(weights, self.checkpoint)),
+            sizes=hybrid_sizes.HybridSizes(self._costs(weights), own),
+            packed_experts_file="" if packed is None else str(packed),
             cpu_isa=isa or ANY_ISA,
             passes=hybrid_sizes.Passes(batching.max_num_batched_tokens, batching.max_num_seqs),
             popularity=known_popularity(self.checkpoint, self.settings.cache_dir),

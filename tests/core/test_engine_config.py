@@ -26,6 +26,7 @@ NEEDED = {
     "packed_file",
     "importance_file",
     "hybrid.popularity_file",
+    "hybrid.packed_experts_file",
     "draft_models.model_path",
     "experts.remote.token_file",
 }
@@ -78,7 +79,12 @@ def config():
         kv_cache_bytes=1,
         experts=ExpertSlotsConfig(packed_weights_file="/made", num_slots=2, slab_bytes=1, remote=remote),
         hybrid=HybridConfig(
-            num_gpu_experts=1, cpu_weight_format="int8", cpu_isa="", stream_tokens=0, popularity_file="/popularity"
+            num_gpu_experts=1,
+            cpu_weight_format="int8",
+            cpu_isa="",
+            stream_tokens=0,
+            popularity_file="/popularity",
+            packed_experts_file="/experts",
         ),
         draft_models=(draft, own_layers),
         packed_file="/packed",
@@ -87,7 +93,15 @@ def config():
 
 
 def test_the_needed_files_are_those_that_the_engine_only_reads(config):
-    assert sorted(config.needed_files) == ["/draft", "/importance", "/model", "/packed", "/popularity", "/token"]
+    assert sorted(config.needed_files) == [
+        "/draft",
+        "/experts",
+        "/importance",
+        "/model",
+        "/packed",
+        "/popularity",
+        "/token",
+    ]
 
 
 def test_replicas_that_share_experts_make_their_packed_weights(config):

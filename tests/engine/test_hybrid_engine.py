@@ -13,9 +13,12 @@ from moeflow.engine.engine import Engine
 from moeflow.experts.cached_experts import CachedExperts
 from moeflow.experts.hybrid import hybrid_pool
 from moeflow.kernels.cpu import extension
+from moeflow.kernels.cpu.packed_experts import PackedExperts
+from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
 from moeflow.settings.settings import Settings
 from studies.small_families import greedy_passes, prompts_of
+from tests.checkpoint.packed.slabs import flip_bit
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -66,6 +69,23 @@ def test_tokens_are_those_of_the_plain_engine(model, stream_tokens):
         assert stats.gpu_pairs_total + stats.cpu_pairs_total == 2 * LAYERS * num_shared
         assert stats.streamed_passes_total == is_streamed
         assert (stats.gpu_share > 0) == (num_slots == 2)
+
+
+def test_packed_experts_are_read_as_they_are(model, tmp_path, monkeypatch):
+    expected, _ = answers(config_of(model, 2, stream_tokens=20))
+    file = tmp_path / "packed"
+    spec = pack(model, file, cache_dir=tmp_path, dtype="float32").spec
+    config = config_of(model, 2, stream_tokens=20, packed_experts_file=str(file))
+    with monkeypatch.context() as patch:
+        patch.setattr(PackedExperts, "parts", None)  # which a loader fills
+        assert answers(config)[0] == expected
+    flip_bit(file, spec.offset(spec.number(1, 2)) + 5)
+    with pytest.raises(StorageError, match="layer 1, expert 2: cannot be read"):
+        Engine.load(config)
+    pack(model, tmp_path / "int8", cache_dir=tmp_path, quantize="int8")
+    other = config_of(model, 2, packed_experts_file=str(tmp_path / "int8"))
+    with pytest.raises(ConfigError, match="int8 has experts of another model or format: plan again, or delete"):
+        Engine.load(other)
 
 
 def test_a_format_without_a_way_to_the_gpu_is_refused(model):

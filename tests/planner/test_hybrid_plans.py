@@ -17,7 +17,7 @@ from moeflow.core.plan import HYBRID, Workload, plan_from_json, plan_to_json
 from moeflow.core.units import GIB, MIB
 from moeflow.kernels.cpu import extension
 from moeflow.models.registry import read_bare_config
-from moeflow.planner import pipeline_choice, planning
+from moeflow.planner import decision, pipeline_choice, planning
 from moeflow.planner.apply_plan import apply_plan
 from moeflow.planner.choices import hybrid_choice
 from moeflow.planner.choices.offload_plan import costs_of
@@ -291,6 +291,16 @@ def test_learnt_popularity_is_used(model, tmp_path):
     assert plan.forecast.decode_alone_tokens_per_s.value > 1.1 * even.forecast.decode_alone_tokens_per_s.value
     assert str(choices) in plan.config.needed_files
     assert choices in made_files(Path(model), tmp_path)
+
+
+def test_packed_experts_are_used(model, tmp_path, monkeypatch):
+    assert planned(model, device="cuda:0").config.hybrid.packed_experts_file == ""
+    asked, file = [], tmp_path / "packed"
+    monkeypatch.setattr(decision, "find_packed_experts", lambda _, formats, folder: asked.append(formats) or file)
+    plan = planned(model, device="cuda:0", cache_dir=tmp_path)
+    assert plan.config.hybrid.packed_experts_file == str(file)
+    assert dict(plan.reasons)["start"] == f"experts are read from {file}, as `moeflow pack` left them"
+    assert {it.matrices for it in asked} == {plan.config.hybrid.cpu_weight_format}
 
 
 def test_pipelines_stay_where_they_are_asked_for(model, monkeypatch):

@@ -57,6 +57,16 @@ class SlabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Return whether a file with this spec will do where `wanted` is asked for: however well it was rounded."""
         return msgspec.structs.replace(self, is_weighted=wanted.is_weighted) == wanted
 
+    def has_experts_of(self, wanted: SlabSpec) -> bool:
+        """Return whether a file with this spec has the experts of `wanted`, whatever its other weights are."""
+        return self._experts == wanted._experts
+
+    @property
+    def _experts(self) -> tuple[object, ...]:
+        same = ((self.weight_format, self.weight_format),) * self.num_layers
+        formats = self.expert_formats or same
+        return (self.format_version, self.identity, self.num_experts, formats, self.layer_bytes)
+
     @property
     def num_slabs(self) -> int:
         """Slabs of the file."""

@@ -98,9 +98,16 @@ class HybridExperts:
     """A layer's experts: all of them packed in main memory, some also in slots on the GPU."""
 
     def __init__(
-        self, layers: HybridLayers, matrices: SlotMatrices, packed: PackedExperts, biases: ExpertBiases | None
+        self,
+        layers: HybridLayers,
+        matrices: SlotMatrices,
+        packed: PackedExperts,
+        biases: ExpertBiases | None,
+        *,
+        is_filled: bool = False,
     ) -> None:
-        """Become the next layer's experts, to be filled by a loader; `biases` are on the GPU."""
+        """Become the next layer's experts; `biases` are on the GPU. A loader fills `packed` unless it is filled."""
+        self._is_filled = is_filled
         self._layers, self.layer, self.matrices, self.packed = layers, len(layers.experts), matrices, packed
         layers.experts.append(self)
         self.on_gpu = matrices.holding(layers.tables.on_gpu[self.layer], packed.kind.function, biases)
@@ -132,7 +139,7 @@ class HybridExperts:
 
     def parts(self) -> Sequence[tuple[PackedRows, ...]]:
         """Return what a loader fills; slots are then filled from main memory."""
-        return self.packed.parts()
+        return () if self._is_filled else self.packed.parts()
 
     def slabs(self, experts: Sequence[int], memory: Tensor, *, is_scan: bool) -> Iterable[Tensor]:
         """Return packed experts, each [`layout.num_bytes` or more] uint8, perhaps copied to `memory`, [n, bytes].

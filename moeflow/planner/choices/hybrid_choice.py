@@ -97,6 +97,7 @@ class SharedExperts(msgspec.Struct, frozen=True):
     cpu_isa: str  # that computes the CPU's experts
     passes: Passes
     popularity: str  # the file of known choices; empty: none are known
+    packed_experts_file: str  # packed weights that have the experts; empty: none are known
     capacity_bytes: int  # of the GPU, for all that `HybridSizes` counts
 
     def bytes_for_kv(self, weights: WeightChoice, device: str) -> int:
@@ -118,6 +119,8 @@ class SharedExperts(msgspec.Struct, frozen=True):
         number = self.sizes.most_gpu_experts(self.capacity_bytes, self.passes, kv_bytes) or 0
         if costs is not None:
             number = costs.best_gpu_experts(max_num_seqs, number)
+        if self.packed_experts_file:
+            reasons.append(("start", f"experts are read from {self.packed_experts_file}, as `moeflow pack` left them"))
         reasons.append(("hybrid", f"{number} of {self.sizes.num_experts} experts of each layer are on the GPU"))
         return hybrid_config(
             self.sizes,
@@ -126,6 +129,7 @@ class SharedExperts(msgspec.Struct, frozen=True):
             cpu_isa=self.cpu_isa,
             max_tokens=self.passes.num_tokens,
             popularity=self.popularity,
+            packed_experts_file=self.packed_experts_file,
         )
 
 
@@ -137,14 +141,19 @@ def hybrid_config(
     cpu_isa: str,
     max_tokens: int,
     popularity: str,
+    packed_experts_file: str = "",
 ) -> HybridConfig:
-    """Return the configuration for passes over so many tokens at most; `popularity` is a file, or empty."""
+    """Return the configuration for passes over so many tokens at most.
+
+    `popularity` and `packed_experts_file` are files, or empty.
+    """
     return HybridConfig(
         num_gpu_experts=num_gpu_experts,
         cpu_weight_format=sizes.host_format,
         cpu_isa=cpu_isa,
         stream_tokens=0 if costs is None else costs.stream_tokens(num_gpu_experts, max_tokens),
         popularity_file=popularity,
+        packed_experts_file=packed_experts_file,
     )
 
 

@@ -5,7 +5,7 @@ memory starts from them if they exist.
 from __future__ import annotations
 
 from collections.abc import Collection
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import cast
 
@@ -24,6 +24,7 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CheckpointError, ConfigError, StorageError
 from moeflow.core.sha256 import sha256
 from moeflow.kernels.cpu import extension
+from moeflow.kernels.on_demand import on_demand
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.expert_predictor import saved
 from moeflow.models.importance import known_importance
@@ -33,6 +34,9 @@ from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.weight_choice import explicit_choice, own_precision
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.known_importance import known_importance_file
+
+with on_demand(__name__):
+    from moeflow.checkpoint.packed import expert_reader
 
 
 def packed_weights_file_place(cache_dir: Path | None, checkpoint: Checkpoint, spec: SlabSpec) -> Path:
@@ -92,6 +96,31 @@ def map_packed(
         index = ensure_packed_weights_file(checkpoint, file, config, on_bytes)
     table = layer_table_range(checkpoint, formats, index.spec)
     return map_weights(index, on_bytes, left_out=left_out, left_on_disk=table, as_tensors=as_tensors)
+
+
+def find_packed_experts(checkpoint: Checkpoint, formats: WeightFormats, cache_dir: Path | None) -> Path | None:
+    """Return packed weights in the cache folder that have a model's experts in these formats; None: none have."""
+    wanted = slab_spec(checkpoint, formats)
+    for file in sorted((cache_folder(cache_dir) / "experts").glob("*.slabs")):
+        with suppress(CheckpointError):
+            if read_slab_index(file).spec.has_experts_of(wanted):
+                return file.absolute()
+    return None
+
+
+def read_packed_experts(
+    checkpoint: Checkpoint, config: EngineConfig, on_bytes: OnBytes | None = None
+) -> expert_reader.ReadExperts:
+    """Return the memory of experts that a GPU and the CPU share, as packed weights have them.
+
+    Raises: CheckpointError if the file cannot be read, ConfigError if it has other experts.
+    """
+    assert config.hybrid is not None
+    file = Path(config.hybrid.packed_experts_file)
+    index = read_slab_index(file)
+    if not index.spec.has_experts_of(slab_spec(checkpoint, packed_formats(config))):
+        raise ConfigError(f"{file} has experts of another model or format: plan again, or delete the file")
+    return expert_reader.ReadExperts(index, on_bytes or ignore)
 
 
 def ensure_packed_weights_file(

@@ -9,13 +9,15 @@ from functools import partial
 import msgspec
 import pytest
 
+from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.layout import FORMAT_VERSION, encode_header
 from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.units import MIB
 from moeflow.kernels.cpu import extension
 from moeflow.llm import LLM
-from moeflow.planner.choices.packed_files import pack
+from moeflow.models.layers.allocation.weight_formats import WeightFormats
+from moeflow.planner.choices.packed_files import find_packed_experts, pack
 from moeflow.planner.costs.process_memory import own_processes, resident_bytes
 from moeflow.planner.planning import plan_for_start
 from moeflow.planner.resolve import resolve
@@ -50,6 +52,22 @@ def test_the_file_of_another_model_or_format_is_refused(model, tmp_path):
     pack(model, tmp_path / "mine", cache_dir=None, quantize="int8")
     with pytest.raises(ConfigError, match="in int8 instead of int4"):
         pack(model, tmp_path / "mine", cache_dir=None, quantize="int4")
+
+
+def test_packed_experts_serve_whatever_formats_other_weights_have(model, tmp_path):
+    int8 = pack(model, None, cache_dir=tmp_path, quantize="int8")
+
+    def found(matrices, embeddings="bfloat16", path=model):
+        with closing(open_checkpoint(path)) as checkpoint:
+            return find_packed_experts(checkpoint, WeightFormats(matrices, embeddings), tmp_path)
+
+    assert found("float32") is found("int4") is None
+    assert found("int8") == found("int8", "float32") == int8.path
+    own = pack(model, None, cache_dir=tmp_path)
+    (tmp_path / "experts" / "0.slabs").write_bytes(b"cut")
+    assert (found("int8"), found("float32")) == (int8.path, own.path)
+    write_tiny_mixtral(tmp_path / "other", vocab_size=200)
+    assert found("int8", path=str(tmp_path / "other")) is None
 
 
 def test_a_dense_model_is_packed_without_slabs(tmp_path):

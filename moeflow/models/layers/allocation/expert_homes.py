@@ -120,7 +120,8 @@ class OnBothProcessors(msgspec.Struct, frozen=True):
         spec = PackedSpec(shape, self.layers.next_formats, self.is_wide, self.memory)
         storage = spec.rows(spec.expert_bytes)
         assert storage is not None  # main memory has all of them
-        return hybrid_experts.HybridExperts(self.layers, matrices, spec.over(storage), biases)
+        packed, is_filled = spec.over(storage), self.memory.is_filled
+        return hybrid_experts.HybridExperts(self.layers, matrices, packed, biases, is_filled=is_filled)
 
 
 @dataclass(frozen=True, slots=True)
