@@ -61,10 +61,11 @@ from moeflow.planner.choices.weight_choice import (
     shares_layers,
 )
 from moeflow.planner.configuration import Choices, engine_config
+from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.hardware.host import HostResources
-from moeflow.planner.host_forecast import HostForecast, MachineOf, default_batching
+from moeflow.planner.host_forecast import HostForecast, MachineOf, Wanted, default_batching
 from moeflow.planner.known_routing import known_popularity
 from moeflow.planner.memory_budget import MemoryBudget
 from moeflow.planner.model_files import path_in_plan
@@ -73,7 +74,14 @@ from moeflow.settings.settings import Settings
 
 with on_demand(__name__):
     from moeflow.experts.remote import borrowing
-    from moeflow.planner.choices import device_ranks, device_weights, gpu_main_memory, hybrid_choice, remote_choice
+    from moeflow.planner.choices import (
+        device_ranks,
+        device_weights,
+        gpu_batching,
+        gpu_main_memory,
+        hybrid_choice,
+        remote_choice,
+    )
     from moeflow.planner.costs import hybrid_costs, hybrid_sizes
 
 
@@ -129,11 +137,13 @@ class Decision:
         self.memory_bytes = 0  # main memory of all replicas; 0: not known
         self._is_table_on_disk = False  # of embeddings for each layer, once weights are chosen
         self._activation_bytes = 4  # likewise
+        self._is_on_gpu = False
 
     def config(self) -> EngineConfig:
         """Make all choices. Raises: ConfigError, CapacityError, CheckpointError."""
         settings = self.settings
         device = choose_device(settings.device, self.resources)
+        self._is_on_gpu = device != "cpu"
         self._check_settings(device)
         self.budget = MemoryBudget(settings, self.resources, self.shape, device, self._costs)
         self.budget.take_share()
@@ -210,6 +220,8 @@ class Decision:
             plan = self._expert_plan(weights, spec, dtype, maps_together=maps_together)
         if self.is_hybrid:
             batching = self._hybrid_batching(batching, weights, device)
+        elif device != "cpu":
+            batching = self._gpu_batching(batching, weights, device)
         else:
             batching = self._batching(batching, weights, plan, cpu_isa)
         budget.set_beside_weights(cpu_isa, batching)
@@ -262,9 +274,22 @@ class Decision:
         sizes = hybrid_sizes.HybridSizes(self._costs(weights), hybrid_choice.host_format(weights, self.checkpoint))
         self.host.ask_with_device(sizes.on_host, device)
         limits = {DEVICE: self.budget.free_bytes - self.budget.beside_process, RAM: self.resources.available_bytes}
-        objective = self.usage.objective(limits, has_device=True)
         costs = self._hybrid_costs(weights)
-        chosen = hybrid_choice.hybrid_batching(default, self.settings, self.usage, costs, objective)
+        chosen = hybrid_choice.hybrid_batching(default, self.settings, self.usage, sizes, costs, limits)
+        self.reasons += chosen.reasons()
+        return chosen
+
+    def _gpu_batching(self, default: Batching, weights: WeightChoice, device: str) -> Batching:
+        """Return the batching for a device that holds the model."""
+        settings, costs, left_bytes = self.settings, self._costs(weights), self.budget.left(weights)
+        if left_bytes <= 0 or None not in (settings.max_num_seqs, settings.max_num_batched_tokens):
+            return default
+        machine = self.machine_of(Wanted(costs=costs, packed_file=None, device=device))
+        speed = None
+        if machine is not None and machine.has(DEVICE):
+            speed = gpu_batching.ResidentSpeed(CostModel(machine, costs, self.usage.workload))
+        spare = gpu_batching.SpareMemory.of(left_bytes, costs, settings, self.usage.workload)
+        chosen = gpu_batching.gpu_batching(default, settings, self.usage, spare, speed)
         self.reasons += chosen.reasons()
         return chosen
 
@@ -478,7 +503,7 @@ class Decision:
         return choose_packed_file(self.settings, self.checkpoint, held.spec, held.packed_file, self.reasons)
 
     def _costs(self, weights: WeightChoice) -> ModelCosts:
-        kv_dtype = weights.embeddings if self.is_hybrid else "float32"
+        kv_dtype = weights.embeddings if self._is_on_gpu else "float32"
         formats = weights.costed(
             kv_dtype if self.settings.kv_dtype == "auto" else self.settings.kv_dtype,
             activation_bytes=self._activation_bytes,

@@ -107,6 +107,32 @@ def test_without_an_option_the_faster_way_is_taken_and_both_speeds_are_told(mode
     assert list(map(float, told)) == pytest.approx(speeds, rel=0.01)
 
 
+def test_a_gpu_that_holds_the_model_batches_by_its_memory_and_speed(model):
+    asked = []
+
+    def measured(wanted):
+        asked.append(wanted.device)
+        return L4
+
+    def resident(machine_of=measured, free_bytes=22 * GIB, **settings):
+        settings = Settings(model=model, device="cuda:0", **settings)
+        return resolve(settings, SERVING, machine_of=machine_of, resources=with_gpu(free_bytes)).plan
+
+    plan = resident()
+    limits, kv = plan.config.scheduler, plan.config.kv_cache_bytes
+    assert (plan.config.hybrid, asked) == (None, ["cuda:0"])
+    assert (limits.max_num_seqs, limits.max_num_batched_tokens) == (256, 8192)  # 16 tokens meet an expert in 256
+    assert 256 * (512 + 128) * kv / (limits.num_blocks * limits.block_size) <= kv
+    assert {"max_num_seqs", "max_num_batched_tokens"} <= dict(plan.reasons).keys()
+    unknown = resident(lambda _: None)
+    assert (unknown.config.scheduler.max_num_seqs, unknown.config.scheduler.max_num_batched_tokens) == (256, 2048)
+    tight = resident(free_bytes=11 * GIB).config.scheduler
+    assert tight.max_num_seqs < 256
+    fixed = resident(max_num_seqs=7, max_num_batched_tokens=99)
+    assert (fixed.config.scheduler.max_num_seqs, fixed.config.scheduler.max_num_batched_tokens) == (7, 99)
+    assert asked == ["cuda:0"] * 2
+
+
 def test_a_gpu_that_does_not_help_is_left_unused(model):
     machine = slow_gpu(L4, 100)
     plan = planned(model, machine=machine)
@@ -275,7 +301,9 @@ def test_as_many_requests_as_people_can_follow_run_at_once(model):
         limit_s = max(0.25, 4 / plan.forecast.decode_alone_tokens_per_s.value)
         assert numbers[-1] == 8 or plan.forecast.time_per_token_s.value < limit_s
         assert f"{numbers[-1]}: each then gets" in dict(plan.reasons)["max_num_seqs"]
-    assert numbers[0] == 32 > numbers[1] > numbers[2]
+        kv_bytes = (512 + 128) * plan.config.kv_cache_bytes / (plan.config.scheduler.num_blocks * 16)
+        assert numbers[-1] * kv_bytes <= plan.config.kv_cache_bytes
+    assert 256 >= numbers[0] > 32 > numbers[1] > numbers[2]
     assert planned(model, device="cuda:0", max_num_seqs=50).config.scheduler.max_num_seqs == 50
 
 

@@ -59,16 +59,23 @@ def _why(plan: Plan, name: str) -> str:
     return reason.partition(": ")[2] or reason
 
 
+def _set_by(option: str, why: str) -> str:
+    """Return the reason for a choice, with the option that sets it."""
+    return f"{why} ({option})" if why else option
+
+
 def policy_table(plan: Plan) -> Table:
     """Return the decisions and their reasons, for this machine's resources only."""
     config, limits = plan.config, plan.config.scheduler
-    rows = [("sequences at once (N)", f"{limits.max_num_seqs}", _why(plan, "max_num_seqs") or WHY_SO_MANY[plan.goal])]
+    why = _set_by("--max-num-seqs", _why(plan, "max_num_seqs") or WHY_SO_MANY[plan.goal])
+    rows = [("sequences at once (N)", f"{limits.max_num_seqs}", why)]
     if config.offload is not None and plan.forecast is not None:
         number = plan.forecast.policy.num_micro_batches
         micro_batches = f"{number} of them a step" if number > 1 else "all at once"
         rows.append(("micro-batch (mu)", f"{config.offload.micro_batch_tokens}", micro_batches))
     else:
-        rows.append(("tokens a pass", f"{limits.max_num_batched_tokens}", _why(plan, "max_num_batched_tokens")))
+        why = _set_by("--max-num-batched-tokens", _why(plan, "max_num_batched_tokens"))
+        rows.append(("tokens a pass", f"{limits.max_num_batched_tokens}", why))
     if why := _why(plan, "device"):
         rows.insert(0, ("device", config.device if config.offload is None else config.offload.torch_device, why))
     if plan.num_replicas > 1:

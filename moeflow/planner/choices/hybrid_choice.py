@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import msgspec
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.errors import CapacityError
+from moeflow.core.hardware import DEVICE
 from moeflow.core.hybrid_config import HybridConfig
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import CUDA, parse_cuda_device
@@ -16,11 +18,12 @@ from moeflow.core.plan import Forecast, Workload
 from moeflow.core.units import format_bytes
 from moeflow.kernels.packed_bands import FORMATS
 from moeflow.kernels.weight_format import WeightFormat
-from moeflow.planner.choices.batching_choice import MIN_TOGETHER, Batching, together
+from moeflow.planner.choices.batching_choice import Batching
 from moeflow.planner.choices.device_weights import for_device, own_on_device, stored_formats
+from moeflow.planner.choices.gpu_batching import SpareMemory, gpu_batching, one_prompt
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.choices.weight_choice import WeightChoice, instead_of
-from moeflow.planner.costs.hybrid_costs import CHUNK_TOKENS, HybridCosts
+from moeflow.planner.costs.hybrid_costs import HybridCosts
 from moeflow.planner.costs.hybrid_sizes import HybridSizes, Passes
 from moeflow.planner.search.hybrid_search import hybrid_policy, search_hybrid
 from moeflow.planner.search.objective import FINE, WHY_SO_MANY, Objective
@@ -62,19 +65,24 @@ def host_format(weights: WeightChoice, checkpoint: Checkpoint | None) -> WeightF
 
 
 def hybrid_batching(
-    default: Batching, settings: Settings, usage: Usage, costs: HybridCosts | None, objective: Objective
+    default: Batching,
+    settings: Settings,
+    usage: Usage,
+    sizes: HybridSizes,
+    costs: HybridCosts | None,
+    limits: Mapping[str, int],
 ) -> Batching:
-    """Return the batching that suits the usage. `costs` None: the machine's speed is unknown."""
-    found = default
-    if settings.max_num_batched_tokens is None:
-        why = "a long prompt then copies its experts once"
-        found = replace(found, max_num_batched_tokens=max(CHUNK_TOKENS, found.max_num_seqs), why_tokens=why)
-    if costs is None or settings.max_num_seqs is not None:
+    """Return the batching that suits the usage. `costs` None: the machine's speed is unknown.
+
+    `limits` are the bytes of each tier for what `sizes` counts.
+    """
+    objective = usage.objective(limits, has_device=True)
+    left_bytes = limits[DEVICE] - sizes.device_bytes(0, Passes(0, 1), 0)
+    spare = SpareMemory.of(left_bytes, sizes.costs, settings, usage.workload)
+    speed = None if costs is None else HybridSpeed(costs, objective)
+    found = gpu_batching(default, settings, usage, spare, speed)
+    if costs is None or settings.max_num_seqs is not None or usage.is_interactive:
         return found
-    if usage.is_interactive:
-        objective = replace(objective, max_sequences=min(objective.most, found.max_num_seqs))
-        number, why = together(lambda it: _step_s(costs, objective, it), objective, min(MIN_TOGETHER, objective.most))
-        return replace(found, max_num_seqs=number, why_seqs=why)
     policy = search_hybrid(costs, objective, FINE)
     if policy is None:
         return found
@@ -84,10 +92,22 @@ def hybrid_batching(
     )
 
 
-def _step_s(costs: HybridCosts, objective: Objective, number: int) -> float:
-    """Return the seconds of a step with so many sequences; infinity: they do not fit."""
-    policy = hybrid_policy(costs, objective, number)
-    return float("inf") if policy is None else costs.predict(policy).decode_s
+class HybridSpeed(msgspec.Struct, frozen=True):
+    """The speed of a GPU that shares experts with the CPU."""
+
+    costs: HybridCosts
+    objective: Objective
+
+    def step_s(self, number: int) -> float:
+        """See `GpuSpeed`."""
+        policy = hybrid_policy(self.costs, self.objective, number)
+        return float("inf") if policy is None else self.costs.predict(policy).decode_s
+
+    def pass_s(self, num_tokens: int) -> float:
+        """See `GpuSpeed`."""
+        policy = hybrid_policy(self.costs, self.objective, 1)
+        costs = replace(self.costs, workload=one_prompt(num_tokens))
+        return float("inf") if policy is None else costs.predict(replace(policy, chunk_tokens=num_tokens)).first_token_s
 
 
 class SharedExperts(msgspec.Struct, frozen=True):

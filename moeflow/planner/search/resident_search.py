@@ -21,13 +21,13 @@ def search_resident(model: CostModel, objective: Objective, ratio: float) -> Pol
     most = objective.most
     numbers = [most] if objective.num_sequences is not None else grid(1, _largest(model, objective, most), ratio)
     sizes = [(number, tokens) for number in numbers for tokens in PASS_TOKENS]
-    found = [policy for size in sizes if _fits(model, objective, policy := _policy(model, *size))]
+    found = [policy for size in sizes if _fits(model, objective, policy := resident_policy(model, *size))]
     return best_of(model, found, objective)
 
 
 def no_room(model: CostModel, objective: Objective) -> CapacityError:
     """Return the error for a device that is too small, with the memory that the fewest sequences need."""
-    need = model.memory_of(_policy(model, objective.num_sequences or 1))[DEVICE]
+    need = model.memory_of(resident_policy(model, objective.num_sequences or 1))[DEVICE]
     have = capacities(model, objective.memory_limits)[DEVICE]
     return CapacityError(
         f"the model needs {format_bytes(ceil(need))} of device memory, but there are {format_bytes(have)}, and "
@@ -35,7 +35,8 @@ def no_room(model: CostModel, objective: Objective) -> CapacityError:
     )
 
 
-def _policy(model: CostModel, number: int, pass_tokens: int = PASS_TOKENS[0]) -> Policy:
+def resident_policy(model: CostModel, number: int, pass_tokens: int = PASS_TOKENS[0]) -> Policy:
+    """Return the policy of a device with the whole model, for so many sequences."""
     return Policy(
         batch_size=number,
         micro_batch=number,
@@ -53,7 +54,7 @@ def _largest(model: CostModel, objective: Objective, most: int) -> int:
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if _fits(model, objective, _policy(model, middle)) else (low, middle - 1)
+        low, high = (middle, high) if _fits(model, objective, resident_policy(model, middle)) else (low, middle - 1)
     return low
 
 

@@ -26,7 +26,7 @@ def test_a_plan_for_a_machine_that_was_busy_shows_it():
 def test_a_plan_of_which_nothing_is_expected_shows_what_was_chosen():
     (table,) = plan_tables(dataclasses.replace(PLAN, forecast=None, reasons=(("max_num_seqs", "6: so it is"),)))
     rows = {name: (value, why) for name, value, why in table.rows}
-    assert rows["sequences at once (N)"] == ("6", "so it is")
+    assert rows["sequences at once (N)"] == ("6", "so it is (--max-num-seqs)")
     assert rows["KV cache"] == ("bfloat16", "1.0 MiB in memory")
 
 
