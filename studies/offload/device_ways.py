@@ -26,7 +26,7 @@ LLAMA_CPU: Final = "llama.cpp, CPU alone"
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU of which a part may be used, or an emulated one."""
+    """A part of a GPU's memory, or an emulated GPU."""
 
     text: str  # as --device of moeflow
     capacity_bytes: int
