@@ -97,13 +97,15 @@ class OffloadedKV:
     def gather(self, layer: int, micro_batch: int, blocks: Tensor) -> int:
         """Copy blocks of a layer into the next page-locked buffer, one after another; return the bytes copied.
 
-        Shapes: blocks [n] int64. A buffer, and the window that goes with it, are reused after two calls.
+        Shapes: blocks [n] int64. A buffer, and the window that goes with it, are reused after two calls. Rows are words
+        of 8 bytes: torch starts all threads anew for each row of more than 32,768 numbers.
         """
         number, self._num_gathered = self._num_gathered % NUM_WINDOWS, self._num_gathered + 1
         block_bytes = self._shape.block_bytes(layer)
         num_bytes = len(blocks) * block_bytes
-        staged = self._staging[number][:num_bytes].view(len(blocks), block_bytes)
-        torch.index_select(self.layer(layer).storage.view(-1, block_bytes), 0, blocks, out=staged)
+        staged, rows = (it.view(torch.int64) for it in (self._staging[number][:num_bytes], self.layer(layer).storage))
+        width = block_bytes // rows.itemsize
+        torch.index_select(rows.view(-1, width), 0, blocks, out=staged.view(-1, width))
         self._gathered[layer, micro_batch] = number
         return num_bytes
 

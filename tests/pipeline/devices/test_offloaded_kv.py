@@ -57,6 +57,24 @@ def test_blocks_are_copied_in_order_and_windows_take_turns():
         kv.window(1, 0)
 
 
+def test_the_blocks_of_a_large_model_are_copied_in_one_parallel_step(monkeypatch):
+    """Torch copies rows of more numbers one by one, each with all threads, which takes long on a busy machine."""
+    shape = KVShape(num_blocks=2, block_size=16, heads=[HeadSizes(8, 128)], dtype=torch.bfloat16)
+    kv = OffloadedKV(shape, device(), num_resident=0, window_blocks=2)
+    kv.begin_pass(shape.allocate(1))
+    lengths = []
+    select = torch.index_select
+
+    def watched(rows, *arguments, **named):
+        lengths.append(rows.shape[1])
+        return select(rows, *arguments, **named)
+
+    monkeypatch.setattr(torch, "index_select", watched)
+    assert kv.gather(0, 0, torch.tensor([1, 0])) == 2 * 65536
+    assert lengths == [65536 // 8]
+    assert lengths[0] <= 32768
+
+
 def test_what_stays_and_windows_are_counted():
     needed = 6 * (SHAPE.block_bytes(0) + SHAPE.block_bytes(1)) + 2 * 3 * SHAPE.block_bytes(0)
     OffloadedKV(SHAPE, device(needed), num_resident=2, window_blocks=3)
