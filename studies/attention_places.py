@@ -1,25 +1,29 @@
 """Claim: where keys and values are in main memory, attending on the host takes less time than fetching them.
 
 MoE-Lightning's figure 9, for one layer of a decoding step, over micro-batches and contexts: attention by the CPU
-kernels, compared with the transfer of the same keys and values to a device. The transfer gathers the blocks, then
-crosses the link: an emulated one, or a GPU's. Both take turns; each figure is a median.
+kernels, compared with the transfer of the same keys and values to a device. The host gathers their blocks in
+page-locked memory, then they cross the link: an emulated one, or a GPU's. All take turns.
 
-    python -m studies.attention_places mixtral-8x7b --device emulated:2GiB,12
+The emulated link has the share of this host's memory rate that a T4's link has of its host's, 12 of 100 GB/s: set it
+accordingly. Where copies in main memory take longer than the link, the table says that the ratios are wrong.
+
+    python -m studies.attention_places --out docs/studies/results/attention_places.jsonl
     python -m studies.attention_places mixtral-8x7b --device cuda:8GiB --micro-batch 256 --context 2048
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import click
 import torch
 
 from moeflow.bench.records import Record
-from moeflow.bench.tables import Table
+from moeflow.bench.tables import Table, spread_text, threads_text
 from moeflow.cli.bench.output import result_options
 from moeflow.core.engine_config import BLOCK_SIZE
 from moeflow.core.model_config import ModelConfig
@@ -30,8 +34,10 @@ from moeflow.core.offload_config import (
     parse_cuda_device,
     parse_emulated_device,
 )
+from moeflow.core.units import MIB
 from moeflow.kernels.attention.attention import attend
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata
+from moeflow.kernels.ceilings import measure_read
 from moeflow.kernels.cpu import extension
 from moeflow.models.registry import read_bare_config
 from moeflow.pipeline.devices.cuda_device import CudaDevice
@@ -40,9 +46,10 @@ from moeflow.pipeline.devices.offloaded_kv import KVShape, OffloadedKV
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.model_files import shipped_models
 from studies.harness.command import run_study
+from studies.harness.interleaved import measure_interleaved, seconds
 from studies.harness.records import recorder
 
-TURNS = 3
+DISTURBED: Final = 0.15  # late copies, as a share of the emulated time
 
 
 class OneLayer:
@@ -55,6 +62,7 @@ class OneLayer:
         sizes = KVShape(num_blocks=num_blocks, block_size=BLOCK_SIZE, heads=[heads], dtype=torch.bfloat16)
         host = sizes.allocate(1)
         host.layers[0].storage.view(torch.bfloat16).fill_(0.5)  # times do not depend on the values
+        self.fetches_s: list[tuple[float, float]] = []  # to gather, and to cross the link
         self._kv = OffloadedKV(sizes, device, num_resident=0, window_blocks=num_blocks)
         self._kv.begin_pass(host)
         self._all_blocks = torch.arange(num_blocks)
@@ -73,23 +81,21 @@ class OneLayer:
         """Attend on the host."""
         attend(self._queries, self._kv.layer(0), self._metadata)
 
-    def fetch(self) -> None:
-        """Bring all blocks to the device."""
-        self._kv.gather(0, 0, self._all_blocks)
+    def fetch(self) -> float:
+        """Gather all blocks in page-locked memory, bring them to the device, and note the seconds of both."""
+        gather_s = seconds(lambda: self._kv.gather(0, 0, self._all_blocks))
+        self.fetches_s.append((gather_s, seconds(self._cross)))
+        return sum(self.fetches_s[-1])
+
+    def _cross(self) -> None:
         self._kv.load(0, 0, len(self._all_blocks))
         self._device.synchronize()
         self._kv.window(0, 0)
 
-
-def medians(ways: Sequence[Callable[[], None]]) -> list[float]:
-    """Return the median seconds of each way; turns alternate, and the first does not count."""
-    times: list[list[float]] = [[] for _ in ways]
-    for _ in range(TURNS + 1):
-        for way, seconds in zip(ways, times, strict=True):
-            start = time.perf_counter()
-            way()
-            seconds.append(time.perf_counter() - start)
-    return [statistics.median(seconds[1:]) for seconds in times]
+    @property
+    def link_s(self) -> float:
+        """The least seconds of the transfer over an emulated link; 0 for a GPU."""
+        return self.num_bytes / self._device.speeds.link if isinstance(self._device, EmulatedDevice) else 0.0
 
 
 def device_of(text: str) -> DeviceConfig:
@@ -103,9 +109,10 @@ def device_of(text: str) -> DeviceConfig:
 
 @click.command()
 @click.argument("shape", default="mixtral-8x7b")
-@click.option("--device", default=f"{PREFIX}:2GiB,12", show_default=True)
-@click.option("--micro-batch", "micro_batches", multiple=True, type=int, default=(8, 16, 32), show_default=True)
-@click.option("--context", "contexts", multiple=True, type=int, default=(128, 256, 512), show_default=True)
+@click.option("--device", default=f"{PREFIX}:4GiB,3", show_default=True)
+@click.option("--micro-batch", "micro_batches", multiple=True, type=int, default=(32, 64, 128), show_default=True)
+@click.option("--context", "contexts", multiple=True, type=int, default=(128, 512, 2048), show_default=True)
+@click.option("--turns", type=click.IntRange(1), default=5, show_default=True, help="Measurements of each.")
 @click.option("--threads", type=int, help="CPU threads: by default, all cores.")
 @result_options
 def main(
@@ -113,6 +120,7 @@ def main(
     device: str,
     micro_batches: tuple[int, ...],
     contexts: tuple[int, ...],
+    turns: int,
     threads: int | None,
     as_json: bool,
     out: Path | None,
@@ -127,27 +135,62 @@ def main(
         for context in contexts:
             made = CudaDevice(where) if isinstance(where, CudaDeviceConfig) else EmulatedDevice(where)
             layer = OneLayer(config, made, micro_batch, context)
-            attend_s, fetch_s = medians([layer.attend, layer.fetch])
+            ways: dict[str, Callable[[], float]] = {"attend": partial(seconds, layer.attend), "fetch": layer.fetch}
+            attend_s = measure_interleaved(ways, turns)["attend"]
+            gather_s, cross_s = zip(*layer.fetches_s[-turns:], strict=True)
+            times = {"attend_ms": attend_s, "gather_ms": gather_s, "cross_ms": cross_s}
+            found: Record = {name: [round(1000 * each, 3) for each in times_s] for name, times_s in times.items()}
+            found |= {"link_ms": round(1000 * layer.link_s, 3), "read_bytes_per_s": measure_read(num_threads)}
             sizes = {"micro_batch": micro_batch, "context": context, "kv_bytes": layer.num_bytes}
-            found = {"attend_ms": round(1000 * attend_s, 3), "fetch_ms": round(1000 * fetch_s, 3)}
             to.add({"shape": shape, "device": device, **sizes, **found}, seed=0, threads=num_threads)
     to.show(lambda records: [table(records)])
 
 
+def fetch_ms(record: Record) -> list[float]:
+    """Return the times of both steps of a fetch."""
+    return [sum(steps) for steps in zip(record["gather_ms"], record["cross_ms"], strict=True)]
+
+
 def table(records: Sequence[Record]) -> Table:
-    """Return both times, and their ratio."""
-    rows = [
-        (
-            str(record["micro_batch"]),
-            str(record["context"]),
-            f"{record['attend_ms']:.2f}",
-            f"{record['fetch_ms']:.2f}",
-            f"{record['fetch_ms'] / record['attend_ms']:.2f}",
+    """Return all times, and their ratios."""
+    rows = []
+    for record in records:
+        attend, fetch = record["attend_ms"], fetch_ms(record)
+        rate = record["kv_bytes"] / statistics.median(attend) * 1000
+        cross_rate = record["kv_bytes"] / statistics.median(record["cross_ms"]) * 1000
+        rows.append(
+            (
+                f"{record['micro_batch']} x {record['context']}",
+                f"{record['kv_bytes'] / MIB:.0f} MiB",
+                spread_text(attend, 2),
+                f"{rate / record['read_bytes_per_s']:.0%}",
+                spread_text(record["gather_ms"], 2),
+                spread_text(record["cross_ms"], 2),
+                f"{cross_rate / 1e9:.1f}",
+                f"{statistics.median(fetch) / statistics.median(attend):.2f}",
+            )
         )
-        for record in records
+    columns = (
+        "requests x context",
+        "keys and values",
+        "attend, ms",
+        "of memory's rate",
+        "gather, ms",
+        "cross, ms",
+        "cross, GB/s",
+        "fetch / attend",
+    )
+    first, read = records[0], [record["read_bytes_per_s"] / 1e9 for record in records]
+    notes = [
+        f"{threads_text(first)}; this host reads {spread_text(read)} GB/s. A fetch gathers blocks, then these cross "
+        "the link."
     ]
-    title = f"A layer of {records[0]['shape']}, {records[0]['device']}"
-    return Table(title, ("micro-batch", "context", "attend, ms", "fetch, ms", "fetch / attend"), tuple(rows))
+    late = [statistics.median(record["cross_ms"]) / link for record in records if (link := record["link_ms"])]
+    if max(late, default=1.0) > 1 + DISTURBED:
+        notes.append(f"Copies took up to {max(late):.1f} times as long as the emulated link: do not trust the ratios.")
+    return Table(
+        f"A layer of {first['shape']}, {first['device']}: median (min-max)", columns, tuple(rows), tuple(notes)
+    )
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ from moeflow.bench.tables import (
 from moeflow.core.errors import ConfigError
 from studies.agent_tools import table as tools_table
 from studies.answer_forms import table as forms_table
+from studies.attention_places import table as places_table
+from studies.attention_places_plot import plot_places
 from studies.engine_deaths import aborts_table, kills_table
 from studies.expert_cache_overhead import table as cache_table
 from studies.families_table import families_table, is_family, versus_table
@@ -291,6 +293,18 @@ def write_pipelines(records: list[Record], _docs: Path) -> str:
     return text
 
 
+def write_places(records: list[Record], docs: Path) -> str:
+    """Write a table and a picture for each model and device."""
+    text = ""
+    for number, found in enumerate(group(records, lambda r: (r["shape"], r["device"])).values(), 1):
+        chosen = newest_of_each(found, lambda r: (r["micro_batch"], r["context"]))
+        file = docs / "images" / f"attention-places-{number}.png"
+        plot_places(chosen, file)
+        text += text_of([places_table(chosen)], chosen)
+        text += f"![Times of attending on the host, and of fetching](images/{file.name})\n\n"
+    return text
+
+
 def write_larger_than_gpu(records: list[Record], _docs: Path) -> str:
     """Write a table for each model and GPU."""
     return "".join(text_of([device_table(found)], found) for found in device_groups(records))
@@ -347,6 +361,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
         "Models larger than memory",
         write_newest(offload_table, lambda r: (r["workload"], r["prompt_len"], r["new_tokens"], r["format"])),
     ),
+    "attention_places": ("Attention on the host, or keys and values on the device", write_places),
     "offload_device": ("Models larger than a GPU, beside llama.cpp", write_larger_than_gpu),
     "remote_experts": ("Experts in another machine's memory", write_newest(remote_table, lambda r: r["link"])),
     "sida": ("Classifiers within shares of their experts", write_sida),
