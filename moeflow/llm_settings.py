@@ -51,6 +51,8 @@ class LLMSettings(FlagSettings, total=False):
     gpu_memory_bytes: int | str | None
     pipeline: str | None
     micro_batch: int | str | None
+    prompt_micro_batch: int | str | None
+    hosted_experts: float | str | None
     resident_experts: float | str | None
     resident_kv: float | str | None
     num_ranks: int | str | None

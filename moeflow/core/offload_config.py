@@ -58,6 +58,7 @@ class OffloadConfig:
     cuda: CudaDeviceConfig | None = None
     pipeline: str  # a name of pipeline/catalog.py, or "sequential"
     micro_batch_tokens: int  # of a micro-batch, unless one request has more in a pass
+    prompt_micro_batch_tokens: int  # likewise, of a micro-batch of prompts
     num_resident_experts: int  # of each layer: they stay on the device (r_w of MoE-Lightning)
     num_resident_kv_layers: int  # whose keys and values stay on the device (r_c)
     window_blocks: int  # KV blocks of a micro-batch that the device holds at most; 0: all layers' stay there

@@ -226,18 +226,23 @@ class _Described:
         return self.costs.model_bytes
 
     def _settings(self, choices: Choices) -> Settings:
-        """Return settings that name the share of experts on the machine's device."""
+        """Return settings that name the machine's device, and the places and sizes that were chosen for it."""
         settings, offload = self.settings, choices.offload
         if offload is None:
             return dataclasses.replace(settings, device=choices.device)
         assert offload.cuda is not None, "described devices are GPUs"
+        num_experts = max(self.shape.routing.num_experts, 1)
         return dataclasses.replace(
             settings,
             device=f"{offload.cuda.name}:{offload.cuda.memory_bytes}",
             gpu_memory_bytes=None,
+            max_model_len=choices.cache.max_model_len,
+            max_num_batched_tokens=choices.batching.max_num_batched_tokens,
             pipeline=offload.pipeline,
             micro_batch=offload.micro_batch_tokens,
-            resident_experts=offload.num_resident_experts / max(self.shape.routing.num_experts, 1),
+            prompt_micro_batch=offload.prompt_micro_batch_tokens,
+            hosted_experts=(offload.num_hosted_experts or 0) / num_experts,
+            resident_experts=offload.num_resident_experts / num_experts,
             resident_kv=offload.num_resident_kv_layers / self.shape.num_layers,
         )
 
@@ -254,6 +259,7 @@ def _offload(model: CostModel, policy: Policy, num_blocks: int, gpu: str) -> Off
         ),
         pipeline=pipeline_of(model, policy),
         micro_batch_tokens=policy.micro_batch,
+        prompt_micro_batch_tokens=policy.prompts * model.workload.prompt_len,
         num_resident_experts=num_on_device(resident, model.num_experts),
         num_resident_kv_layers=round(policy.kv_on_device * shape.num_layers),
         window_blocks=0 if choice.keeps_kv else min(window, num_blocks),

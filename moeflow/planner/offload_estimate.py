@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 
-from moeflow.core.engine_config import EngineConfig
+from moeflow.core.engine_config import BLOCK_SIZE, EngineConfig
 from moeflow.core.hardware import DEVICE, RAM, Machine
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import OffloadConfig
@@ -73,6 +73,14 @@ class OffloadEstimator(msgspec.Struct, frozen=True):
         return used[RAM] + (used[DEVICE] - DEVICE_RESERVE_BYTES if self._is_emulated else 0)
 
 
+def _prompts(offload: OffloadConfig, prompt_len: int) -> int:
+    """Return how many prompts of a length a micro-batch has: as many as its tokens and its window allow."""
+    number = offload.prompt_micro_batch_tokens // prompt_len
+    if offload.window_blocks:
+        number = min(number, offload.window_blocks // -(-prompt_len // BLOCK_SIZE))
+    return max(number, 1)
+
+
 def offload_policy(offload: OffloadConfig, model: CostModel, batch_size: int, pass_tokens: int) -> Policy:
     """Return the policy that a configuration carries out for a batch, in passes of so many tokens.
 
@@ -91,7 +99,7 @@ def offload_policy(offload: OffloadConfig, model: CostModel, batch_size: int, pa
         weights_on_device=1 - min(streamed / costs.layers_bytes, 1.0),
         kv_on_device=offload.num_resident_kv_layers / costs.shape.num_layers if on_device else 0.0,
         chunk_tokens=pass_tokens,
-        prompts=max(offload.micro_batch_tokens // model.workload.prompt_len, 1),
+        prompts=_prompts(offload, model.workload.prompt_len),
     )
     most = num_experts - offload.num_resident_experts if OFFLOADING[offload.pipeline].make_sharing_tasks else 0
     asked = offload.num_hosted_experts

@@ -19,6 +19,7 @@ from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import Machine
 from moeflow.core.offload_config import DeviceConfig, EmulatedDeviceConfig
 from moeflow.core.plan import Policy
+from moeflow.pipeline.catalog import OFFLOADING
 from moeflow.planner.choices.offload_plan import OffloadOverrides, plan_offload
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.costs.cost_model import CostModel
@@ -65,7 +66,9 @@ def choose_pipeline(
 
 
 def _candidates(overrides: OffloadOverrides, limits: SchedulerConfig) -> Iterator[OffloadOverrides]:
-    names = CANDIDATES if overrides.pipeline is None else (overrides.pipeline,)
+    names: tuple[str, ...] = CANDIDATES if overrides.pipeline is None else (overrides.pipeline,)
+    if overrides.hosted_experts:
+        names = tuple(name for name in names if OFFLOADING[name].make_sharing_tasks is not None)
     asked_size, asked_kv = overrides.micro_batch_tokens, overrides.resident_kv
     sizes = grid(1, limits.max_num_seqs, _STEP) if asked_size is None else [asked_size]
     for name, size in product(names, sizes):

@@ -165,6 +165,16 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
         shown_default="the fastest that fits",
         depends_on=("device",),
     )
+    prompt_micro_batch: int | None = _device(
+        "--prompt-micro-batch",
+        "count",
+        "Tokens of a pipeline's micro-batch of prompts.",
+        shown_default="512, or those of a micro-batch if these are more",
+        depends_on=("device",),
+    )
+    hosted_experts: float | None = field(  # share of experts that the host computes beside such a device
+        default=None, metadata={"depends_on": ("device",)}
+    )
     resident_experts: float | None = field(  # share of experts that stays on such a device
         default=None, metadata={"depends_on": ("device",)}
     )

@@ -15,6 +15,7 @@ OFFLOAD = OffloadConfig(
     cuda=CudaDeviceConfig(name="cuda:0", memory_bytes=2**34, capacity_bytes=2**33),
     pipeline="cgopipe",
     micro_batch_tokens=32,
+    prompt_micro_batch_tokens=512,
     num_resident_experts=3,
     num_resident_kv_layers=0,
     window_blocks=0,

@@ -169,10 +169,15 @@ def test_what_stays_on_a_device_stays_when_a_plan_is_decided_again(tmp_path, mon
     plan = described(folder, with_gpu, dtype="bfloat16", device="cuda:0:818MB")
     planned = plan.config.offload
     assert planned.num_resident_experts == 2  # of 4
+    assert planned.num_hosted_experts == 2
+    again = applied(plan, folder, num_threads=1).config
+    free_bytes = again.offload.cuda.capacity_bytes  # this machine's process takes what it does
+    cuda = dataclasses.replace(planned.cuda, capacity_bytes=free_bytes)
+    assert again.offload == dataclasses.replace(planned, cuda=cuda)
+    again, limits = again.scheduler, plan.config.scheduler
+    assert (again.max_model_len, again.max_num_batched_tokens) == (limits.max_model_len, limits.max_num_batched_tokens)
     again = applied(plan, folder, max_model_len=64)
-    found = again.config.offload
-    assert (found.num_resident_experts, found.pipeline) == (2, planned.pipeline)
-    assert (found.cuda.memory_bytes, found.micro_batch_tokens) == (818 * 10**6, planned.micro_batch_tokens)
+    assert again.config.offload.num_resident_experts == 2
     assert (again.config.scheduler.max_model_len, again.config.scheduler.max_num_seqs) == (64, 8)
 
 

@@ -79,6 +79,7 @@ VALUES = {
     "gpu_memory_bytes": None,
     "pipeline": None,
     "micro_batch": None,
+    "prompt_micro_batch": None,
     "speculators": ("suffix",),
     "expert_capacity": None,
     "lossy_routing": None,

@@ -113,7 +113,8 @@ def check_offload(config, policy, costs, have, workload):
     block_bytes, per_request = limits.block_size * costs.kv_layer_bytes, ceil(workload.max_tokens / limits.block_size)
     pipeline = OFFLOADING[offload.pipeline]
     assert offload.micro_batch_tokens == policy.micro_batch
-    assert policy.prompts == max(policy.micro_batch // workload.prompt_len, 1)
+    assert offload.prompt_micro_batch_tokens == policy.prompts * workload.prompt_len
+    assert policy.prompts >= max(policy.micro_batch // workload.prompt_len, 1)
     assert offload.num_resident_kv_layers == round(policy.kv_on_device * num_layers)
     assert policy.kv_on_device == offload.num_resident_kv_layers / num_layers
     if not pipeline.has_kv_on_host:
@@ -122,7 +123,8 @@ def check_offload(config, policy, costs, have, workload):
         assert (offload.num_resident_kv_layers, offload.window_blocks) == (0, policy.prompts * per_request)
     else:
         assert offload.num_resident_kv_layers < num_layers
-        assert offload.window_blocks == min(policy.micro_batch * per_request, limits.num_blocks)
+        requests = max(policy.micro_batch, policy.prompts)
+        assert offload.window_blocks == min(requests * per_request, limits.num_blocks)
     assert offload.num_hosted_experts == round(policy.experts_on_host * num_experts)
     assert offload.num_hosted_experts + offload.num_resident_experts <= num_experts
     assert not offload.num_hosted_experts or pipeline.make_sharing_tasks is not None
@@ -134,7 +136,8 @@ def check_offload(config, policy, costs, have, workload):
     windows = 2 * offload.window_blocks * block_bytes
     hidden = shape.hidden_size
     widest = 2 * hidden + max(shape.routing.top_k * (3 * shape.feed_forward.intermediate_size + hidden), shape.qkv_size)
-    largest = min(max(offload.micro_batch_tokens, limits.max_model_len), limits.max_num_batched_tokens)
+    sizes = (offload.micro_batch_tokens, offload.prompt_micro_batch_tokens)
+    largest = min(max(*sizes, limits.max_model_len), limits.max_num_batched_tokens)
     kept = hidden + max(shape.attended_size, hidden)
     activations = 2 * (largest * widest + limits.max_num_batched_tokens * kept)
     on_device = outside + staying + 2 * streamed + kv_layers * limits.num_blocks * block_bytes + windows + activations

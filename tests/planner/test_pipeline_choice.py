@@ -78,7 +78,7 @@ def test_the_host_computes_as_many_experts_as_are_best_or_asked_for(asked):
     overrides = OffloadOverrides(device=where, pipeline="cgopipe", micro_batch_tokens=16)
     offload = dataclasses.replace(plan_offload(overrides, COSTS, LIMITS), num_hosted_experts=asked)
     policy = offload_policy(offload, model, 64, 256)
-    assert (policy.prompts, policy.chunk_tokens) == (1, 256)
+    assert (policy.prompts, policy.chunk_tokens) == (2, 256)
     number = policy.experts_on_host * SMALL.routing.num_experts
     if asked is not None:
         assert number == asked

@@ -25,6 +25,7 @@ from moeflow.settings.settings import Settings, from_plain, options, to_plain
         "num_replicas",
         "max_model_len",
         "micro_batch",
+        "prompt_micro_batch",
         "expert_capacity",
     ],
 )

@@ -20,6 +20,7 @@ COUNTS = (
     "num_redundant_experts",
     "num_replicas",
     "micro_batch",
+    "prompt_micro_batch",
     "num_threads",
     "max_model_len",
     "max_num_seqs",
@@ -65,7 +66,7 @@ def read(name, value):
 
 
 def test_every_setting_is_of_a_known_kind():
-    others = ("resident_experts", "resident_kv", "speculators")
+    others = ("hosted_experts", "resident_experts", "resident_kv", "speculators")
     assert {*SIZES, *COUNTS, *FLAGS, *PATHS, *TEXTS, *others} == {field.name for field in fields(Settings)}
 
 
@@ -112,7 +113,7 @@ def test_texts_may_be_torchs_own():
 
 @pytest.mark.parametrize("value", [0.5, "0.5", np.float32(0.5)])
 def test_numbers(value):
-    assert read("resident_experts", value) == read("resident_kv", value) == 0.5
+    assert read("hosted_experts", value) == read("resident_experts", value) == read("resident_kv", value) == 0.5
 
 
 @pytest.mark.parametrize(

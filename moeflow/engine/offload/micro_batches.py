@@ -94,20 +94,22 @@ class Cut:
     """The limits of micro-batches."""
 
     max_tokens: int  # unless one sequence brings more
+    max_prompt_tokens: int  # likewise, of prompts
     max_blocks: int  # that a window has for keys and values of the host; 0: none are there
     decodes_on_host: bool  # only prompts attend on the device
 
 
 def cut_pass(token_ids: Tensor, context: ForwardContext, host: Side, device: Side, cut: Cut) -> list[MicroBatch]:
-    """Cut a pass into balanced micro-batches. None has prompts and decoding sequences if these attend on the host.
+    """Cut a pass into balanced micro-batches. None has prompts and decoding sequences.
 
     Shapes: token_ids [T] int64, on the host as the context is.
     """
     micro_batches, block_size = [], context.attention.block_size
-    decoding = [span for span in context.attention.spans if cut.decodes_on_host and is_decoding(span)]
-    others = [span for span in context.attention.spans if not (cut.decodes_on_host and is_decoding(span))]
-    on_host = group(decoding, cut.max_tokens)
-    for number, spans in enumerate([*on_host, *group(others, cut.max_tokens, cut.max_blocks)]):
+    decoding = [span for span in context.attention.spans if is_decoding(span)]
+    prompts = [span for span in context.attention.spans if not is_decoding(span)]
+    decodes = group(decoding, cut.max_tokens, 0 if cut.decodes_on_host else cut.max_blocks)
+    num_on_host = len(decodes) if cut.decodes_on_host else 0
+    for number, spans in enumerate([*decodes, *group(prompts, cut.max_prompt_tokens, cut.max_blocks)]):
         rows = torch.cat([torch.arange(span.first_token, span.first_token + span.num_tokens) for span in spans])
         places = host.places(context.positions[rows], spans, block_size)
         on_device = places if device is host else device.places(context.positions[rows], spans, block_size)
@@ -123,7 +125,7 @@ def cut_pass(token_ids: Tensor, context: ForwardContext, host: Side, device: Sid
                 on_device=on_device,
                 in_window=Places(on_device.rotary, device.attention(spans, numbers, block_size)),
                 copied_blocks=torch.tensor(copied, dtype=torch.int64),
-                attends_on_device=number >= len(on_host),
+                attends_on_device=number >= num_on_host,
             )
         )
     return micro_batches

@@ -58,11 +58,12 @@ class OffloadedModel:
         self._model = model
         self._config = config.offload
         self._pipeline = OFFLOADING[config.offload.pipeline]
-        self._cut = Cut(config.offload.micro_batch_tokens, config.offload.window_blocks, self._pipeline.attends_on_host)
+        sizes = (config.offload.micro_batch_tokens, config.offload.prompt_micro_batch_tokens)
+        self._cut = Cut(*sizes, config.offload.window_blocks, self._pipeline.attends_on_host)
         self.device = make_device(config.offload)
         costs = costs_of(model.config, config)
         self.device.memory.take(_bytes_outside_experts(model), "weights outside of experts")
-        num_bytes = activation_bytes(costs, config.scheduler, config.offload.micro_batch_tokens)
+        num_bytes = activation_bytes(costs, config.scheduler, *sizes)
         self.device.memory.take(int(num_bytes), "activations")
         self._kv = self._place_kv(config)
         self._host, self._side = _sides(model, self.device.torch_device)

@@ -35,14 +35,7 @@ _NOT_ON_DEVICES: Final = (
 def device_overrides(settings: Settings, machine: HostResources) -> OffloadOverrides | None:
     """Return what the user said of a device that is smaller than the model. Raises: ConfigError, CapacityError."""
     cuda_bytes = settings.gpu_memory_bytes or machine.accelerator_free_bytes
-    overrides = offload_overrides(
-        settings.device,
-        settings.pipeline,
-        settings.micro_batch,
-        settings.resident_experts,
-        settings.resident_kv,
-        cuda_bytes=cuda_bytes,
-    )
+    overrides = offload_overrides(settings, cuda_bytes)
     if overrides is None:
         return None
     if not isinstance(overrides.device, CudaDeviceConfig):

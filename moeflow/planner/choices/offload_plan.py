@@ -29,9 +29,11 @@ from moeflow.pipeline.offloading import NUM_WINDOWS
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.costs.process_memory import PROCESS_BYTES
 from moeflow.planner.resident_experts import device_bytes, most_on_device
+from moeflow.settings.settings import Settings
 
 DEFAULT_PIPELINE: Final = "cgopipe"
 DEFAULT_MICRO_BATCH: Final = 32  # tokens
+DEFAULT_PROMPT_MICRO_BATCH: Final = 512  # tokens: each micro-batch reads all of a layer's experts on the device
 _MARGIN: Final = 1.02  # of sizes that are worked out: for what the cost model leaves out, and packing fills up
 
 
@@ -54,10 +56,20 @@ def costs_of(shape: ModelConfig, config: EngineConfig) -> ModelCosts:
     )
 
 
-def activation_bytes(costs: ModelCosts, limits: SchedulerConfig, micro_batch_tokens: int) -> float:
+def activation_bytes(costs: ModelCosts, limits: SchedulerConfig, *micro_batch_tokens: int) -> float:
     """Return the activation bytes of a pass on a device. A long request is a micro-batch of its own."""
     num_tokens = limits.max_num_batched_tokens
-    return costs.pass_activation_bytes(num_tokens, min(max(micro_batch_tokens, limits.max_model_len), num_tokens))
+    return costs.pass_activation_bytes(num_tokens, min(max(*micro_batch_tokens, limits.max_model_len), num_tokens))
+
+
+_ASKED: Final = {  # setting -> field
+    "pipeline": "pipeline",
+    "micro_batch": "micro_batch_tokens",
+    "prompt_micro_batch": "prompt_micro_batch_tokens",
+    "hosted_experts": "hosted_experts",
+    "resident_experts": "resident_experts",
+    "resident_kv": "resident_kv",
+}
 
 
 class OffloadOverrides(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,48 +78,31 @@ class OffloadOverrides(msgspec.Struct, frozen=True, kw_only=True):
     device: DeviceConfig
     pipeline: str | None = None
     micro_batch_tokens: int | None = None
+    prompt_micro_batch_tokens: int | None = None
+    hosted_experts: float | None = None  # share that the host computes
     resident_experts: float | None = None  # share (r_w of MoE-Lightning)
     resident_kv: float | None = None  # share of layers (r_c)
 
 
-def offload_overrides(
-    device: str,
-    pipeline: str | None,
-    micro_batch_tokens: int | None,
-    resident_experts: float | None,
-    resident_kv: float | None,
-    *,
-    cuda_bytes: int,
-) -> OffloadOverrides | None:
+def offload_overrides(settings: Settings, cuda_bytes: int) -> OffloadOverrides | None:
     """Return what the user said of a device that is smaller than the model; None if none is asked for.
 
     `cuda_bytes` are those of a GPU that may be used, unless the user says it with the device.
 
     Raises: ConfigError, also for settings that need such a device.
     """
-    said = {
-        "pipeline": pipeline,
-        "micro_batch": micro_batch_tokens,
-        "resident_experts": resident_experts,
-        "resident_kv": resident_kv,
-    }
-    is_said = any(value is not None for value in said.values())
-    found = _device(device, cuda_bytes, is_smaller=is_said)
+    asked = {name: getattr(settings, name) for name in _ASKED}
+    is_asked = any(value is not None for value in asked.values())
+    found = _device(settings.device, cuda_bytes, is_smaller=is_asked)
     if found is None:
-        for name, value in said.items():
+        for name, value in asked.items():
             if value is not None:
                 raise ConfigError(
                     f"{name} is for a device that is smaller than the model: ask for one (--device "
                     f"{PREFIX}:16GiB,12 or {CUDA}:16GiB), or remove it"
                 )
         return None
-    return OffloadOverrides(
-        device=found,
-        pipeline=pipeline,
-        micro_batch_tokens=micro_batch_tokens,
-        resident_experts=resident_experts,
-        resident_kv=resident_kv,
-    )
+    return OffloadOverrides(device=found, **{field: asked[name] for name, field in _ASKED.items()})
 
 
 def _device(device: str, cuda_bytes: int, *, is_smaller: bool) -> DeviceConfig | None:
@@ -131,25 +126,27 @@ def plan_offload(overrides: OffloadOverrides, costs: ModelCosts, limits: Schedul
         raise ConfigError(f"pipeline {name!r} is unknown; use one of {', '.join(OFFLOADING)}")
     pipeline, num_layers = OFFLOADING[name], costs.shape.num_layers
     micro_batch = overrides.micro_batch_tokens or DEFAULT_MICRO_BATCH
+    of_prompts = overrides.prompt_micro_batch_tokens or max(micro_batch, DEFAULT_PROMPT_MICRO_BATCH)
     kv_layers = _resident_kv_layers(overrides.resident_kv, pipeline, num_layers)
-    window_blocks = _window_blocks(pipeline, micro_batch, limits) if kv_layers < num_layers else 0
+    window_blocks = _window_blocks(pipeline, micro_batch, of_prompts, limits) if kv_layers < num_layers else 0
     window_block_bytes = costs.shape.most_kv_bytes_per_token(costs.formats.kv) * limits.block_size
     fixed_bytes = (
         (costs.model_bytes - _expert_bytes(costs) * num_layers) * _MARGIN
-        + activation_bytes(costs, limits, micro_batch)
+        + activation_bytes(costs, limits, micro_batch, of_prompts)
         + kv_layers * limits.num_blocks * costs.kv_layer_bytes * limits.block_size
         + NUM_WINDOWS * window_blocks * window_block_bytes
     )
-    device = overrides.device
+    device, num_resident = overrides.device, _resident_experts(overrides, costs, fixed_bytes)
     return OffloadConfig(
         emulated=device if isinstance(device, EmulatedDeviceConfig) else None,
         cuda=device if isinstance(device, CudaDeviceConfig) else None,
         pipeline=name,
         micro_batch_tokens=micro_batch,
-        num_resident_experts=_resident_experts(overrides, costs, fixed_bytes),
+        prompt_micro_batch_tokens=of_prompts,
+        num_resident_experts=num_resident,
         num_resident_kv_layers=kv_layers,
         window_blocks=window_blocks,
-        num_hosted_experts=None if _may_share(device) else 0,
+        num_hosted_experts=_hosted_experts(overrides, pipeline, costs, num_resident),
     )
 
 
@@ -167,11 +164,33 @@ def _resident_kv_layers(share: float | None, pipeline: Pipeline, num_layers: int
     return round(share * num_layers)
 
 
-def _window_blocks(pipeline: Pipeline, micro_batch: int, limits: SchedulerConfig) -> int:
-    """Return the blocks over which the device attends: of a micro-batch, or of one prompt where the host decodes."""
+def _window_blocks(pipeline: Pipeline, micro_batch: int, of_prompts: int, limits: SchedulerConfig) -> int:
+    """Return the blocks over which the device attends: of a micro-batch of prompts, or one of any requests."""
     blocks_per_request = -(-limits.max_model_len // limits.block_size)
     number = 1 if pipeline.attends_on_host else micro_batch
-    return min(number * blocks_per_request, limits.num_blocks)
+    most_tokens = min(of_prompts, limits.max_num_batched_tokens)
+    return min(max(number * blocks_per_request, -(-most_tokens // limits.block_size)), limits.num_blocks)
+
+
+def _hosted_experts(
+    overrides: OffloadOverrides, pipeline: Pipeline, costs: ModelCosts, num_resident: int
+) -> int | None:
+    """Return how many experts of each layer the host computes; None: as many as it measures to be best.
+
+    Raises: ConfigError.
+    """
+    share = overrides.hosted_experts
+    if share is None:
+        return None if _may_share(overrides.device) else 0
+    if not 0 <= share <= 1:
+        raise ConfigError(f"hosted_experts is a share, from 0 to 1, not {share:g}")
+    if share and pipeline.make_sharing_tasks is None:
+        raise ConfigError(
+            f"in {pipeline.name} the host computes no experts, but hosted_experts is {share:g}: "
+            f"use --pipeline {DEFAULT_PIPELINE}, or remove hosted_experts"
+        )
+    num_experts = costs.shape.routing.num_experts
+    return min(round(share * num_experts), max(num_experts - num_resident, 0))
 
 
 def _may_share(device: DeviceConfig) -> bool:

@@ -41,6 +41,7 @@ TO_DEVICE: Final = "link to device"
 FROM_DEVICE: Final = "link from device"
 DISK_OFFLOAD: Final = "disk"
 _WINDOWS: Final = 2  # micro-batches whose keys and values are on the device
+_FASTER: Final = 0.95  # a ratio of times that is worth memory
 _BOUND: Final = "waits: "  # begins the names of bounds on seconds that are no resource's
 
 PROCESS_BYTES: Final = 512 * MIB  # Python, torch and the work space of a pass
@@ -125,7 +126,7 @@ class IntegerPolicy:
     @property
     def window_requests(self) -> int:
         """Requests over whose keys and values the device attends at once, where the host has them."""
-        return self.micro_batch if self.attention_on_device else self.prompts
+        return max(self.micro_batch if self.attention_on_device else 1, self.prompts)
 
     @property
     def pass_tokens(self) -> int:
@@ -279,6 +280,16 @@ class CostModel:
         tokens = prompts * self.workload.prompt_len
         streamed_s = self.costs.layers_bytes * self._link_s(self.weight_link, self._layer_bytes)
         return streamed_s / self._prompts_device_s(tokens, prompts) * tokens
+
+    @cached_property
+    def enough_prompts(self) -> int:
+        """Prompts of a micro-batch from which on more of them take memory, and hardly less of a device's time."""
+        number, length = 1, self.workload.prompt_len
+        while self._prompts_device_s(2 * number * length, 2 * number) < _FASTER * 2 * self._prompts_device_s(
+            number * length, number
+        ):
+            number *= 2
+        return number
 
     @property
     def _layer_bytes(self) -> float:

@@ -95,14 +95,15 @@ def _choices(
 
 def _places(model: CostModel, micro_batch: int, count: int, parts: Sequence[float]) -> Iterator[IntegerPolicy]:
     """Yield the choices for so many micro-batches."""
-    prompts = max(micro_batch // model.workload.prompt_len, 1)
-    cpu = IntegerPolicy(micro_batch, count, attention_on_device=False, prompts=prompts)
-    gpu = replace(cpu, attention_on_device=True)
-    kinds = [cpu, gpu, replace(gpu, keeps_kv=True)]
-    if model.costs.experts_bytes:
-        kinds.append(replace(cpu, shares_experts=True))
-    for tokens in _pass_tokens(model, cpu, parts):
-        yield from (replace(kind, chunk_tokens=tokens) for kind in kinds)
+    few = max(micro_batch // model.workload.prompt_len, 1)
+    for prompts in sorted({few, max(few, min(model.enough_prompts, micro_batch * count))}):
+        cpu = IntegerPolicy(micro_batch, count, attention_on_device=False, prompts=prompts)
+        gpu = replace(cpu, attention_on_device=True)
+        kinds = [cpu, gpu, replace(gpu, keeps_kv=True)]
+        if model.costs.experts_bytes:
+            kinds.append(replace(cpu, shares_experts=True))
+        for tokens in _pass_tokens(model, cpu, parts):
+            yield from (replace(kind, chunk_tokens=tokens) for kind in kinds)
 
 
 def _pass_tokens(model: CostModel, choice: IntegerPolicy, parts: Sequence[float]) -> list[int]:

@@ -41,13 +41,20 @@ FAMILIES = {
 
 
 def config(model, **settings) -> EngineConfig:
-    limits = {"num_threads": 1, "kv_cache_bytes": 2**20, "max_num_seqs": 16, "max_num_batched_tokens": 96}
-    return resolve(Settings(model=model, max_model_len=112, **{**limits, **settings})).config
+    limits = {
+        "num_threads": 1,
+        "kv_cache_bytes": 2**20,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 96,
+        "max_model_len": 112,
+    }
+    return resolve(Settings(model=model, **{**limits, **settings})).config
 
 
 def offloaded(model, pipeline, micro_batch, share=0.0, device=DEVICE, **settings) -> EngineConfig:
-    overrides = {"pipeline": pipeline, "micro_batch": micro_batch, "resident_experts": share}
-    return config(model, device=device, **overrides, **settings)
+    sizes = {"micro_batch": micro_batch, "prompt_micro_batch": micro_batch}
+    overrides = {"pipeline": pipeline, "resident_experts": share, **sizes}
+    return config(model, device=device, **{**overrides, **settings})
 
 
 def answers(engine, lengths=LENGTHS, num_tokens=5):

@@ -114,4 +114,4 @@ def cut(model):
         HOST, RotaryEmbeddings(model.config.attention.ropes, model.config.attention.head_dim, HOST), torch.float32
     )
     device = Side(GPU, model.rotary, torch.bfloat16)
-    return cut_pass(torch.arange(sum(COUNTS)), context, host, device, Cut(5, 0, decodes_on_host=False))
+    return cut_pass(torch.arange(sum(COUNTS)), context, host, device, Cut(5, 5, 0, decodes_on_host=False))

@@ -23,9 +23,10 @@ SIDE = Side(torch.device("cpu"), RotaryEmbeddings([RopeConfig()], 8, torch.devic
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.integers(1, 30)), min_size=1, max_size=12),
     st.integers(1, 40),
+    st.integers(1, 40),
     st.booleans(),
 )
-def test_every_token_is_in_one_micro_batch(sequences, max_tokens, decodes_on_host):
+def test_every_token_is_in_one_micro_batch(sequences, max_tokens, max_prompt_tokens, decodes_on_host):
     starts, counts = zip(*sequences, strict=True)
     sizes = [-(-(start + count) // 16) for start, count in sequences]
     block_ids = [range(100 * number, 100 * number + size) for number, size in enumerate(sizes)]
@@ -34,12 +35,15 @@ def test_every_token_is_in_one_micro_batch(sequences, max_tokens, decodes_on_hos
     )
     positions = torch.tensor([start + i for start, count in sequences for i in range(count)])
     token_ids = torch.arange(len(positions))
-    limits = Cut(max_tokens, 6, decodes_on_host)
+    limits = Cut(max_tokens, max_prompt_tokens, 6, decodes_on_host)
     cut = cut_pass(token_ids, ForwardContext(positions, attention, KV), SIDE, SIDE, limits)
     assert torch.cat([each.rows for each in cut]).sort().values.equal(token_ids)
     assert [each.number for each in cut] == list(range(len(cut)))
     assert all(torch.equal(each.token_ids, each.rows) for each in cut)
-    assert all(each.num_tokens <= max(max_tokens, max(counts)) + max(counts) for each in cut)
+    for each in cut:
+        (decodes,) = {is_decoding(span) for span in each.on_host.attention.spans}
+        most = max_tokens if decodes else max_prompt_tokens
+        assert each.num_tokens <= max(most, max(counts)) + max(counts)
     assert sum(each.num_read for each in cut) == sum(start + count for start, count in sequences)
     seen = sum(start + i + 1 for start, count in sequences for i in range(count))
     assert sum(each.num_seen for each in cut) == seen

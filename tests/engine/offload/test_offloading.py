@@ -75,6 +75,30 @@ def test_the_device_attends_to_prompts_and_to_resident_layers(model, monkeypatch
     assert set(attended["_device_attention"]) == everywhere - on_host
 
 
+@pytest.mark.parametrize("pipeline", ["cgopipe", "flexgen", "zero-inference"])
+def test_prompts_have_micro_batches_of_their_own_size(model, monkeypatch, pipeline):
+    sizes, healthy = set(), OffloadOps.begin_pass
+
+    def noted(self, micro_batches):
+        for each in micro_batches:
+            spans = each.on_host.attention.spans
+            sizes.add((all(map(is_decoding, spans)), len(spans)))
+        healthy(self, micro_batches)
+
+    monkeypatch.setattr(OffloadOps, "begin_pass", noted)
+    lengths = (20,) * 4
+    assert run(offloaded(model, pipeline, 1, prompt_micro_batch=60), lengths) == run(config(model), lengths)
+    assert {number for decodes, number in sizes if decodes} == {1}
+    assert {number for decodes, number in sizes if not decodes} == {2}  # 80 tokens in two of up to 60
+
+
+def test_a_device_must_have_room_for_a_micro_batch_of_prompts(model):
+    few, many = (offloaded(model, "flexgen", 2, prompt_micro_batch=size) for size in (16, 96))
+    assert (few.offload.window_blocks, many.offload.window_blocks) == (14, 14)  # two requests of 7 blocks
+    few, many = (offloaded(model, "cgopipe", 2, max_model_len=40, prompt_micro_batch=size) for size in (16, 96))
+    assert (few.offload.window_blocks, many.offload.window_blocks) == (3, 6)
+
+
 @pytest.mark.parametrize("pipeline", ["cgopipe", "flexgen"])
 def test_prompts_alone_go_layer_by_layer_and_load_keys_of_earlier_passes_only(model, monkeypatch, pipeline):
     """So no attention waits on the link behind the next layer's weights; a long prompt's later parts load its first."""
@@ -212,6 +236,12 @@ def test_a_device_that_is_too_small_is_refused_before_loading(model):
         ({"device": DEVICE, "resident_experts": 2.0}, "a share, from 0 to 1"),
         ({"device": DEVICE, "resident_kv": -0.5}, "resident_kv is a share, from 0 to 1"),
         ({"resident_kv": 0.5}, "resident_kv is for a device that is smaller"),
+        ({"hosted_experts": 0.5}, "hosted_experts is for a device that is smaller"),
+        ({"device": DEVICE, "hosted_experts": 1.5}, "hosted_experts is a share, from 0 to 1"),
+        (
+            {"device": DEVICE, "pipeline": "flexgen", "hosted_experts": 0.5},
+            "in flexgen the host computes no experts, .* use --pipeline cgopipe",
+        ),
         (
             {"device": DEVICE, "pipeline": "zero-inference", "resident_kv": 0.5},
             "zero-inference keeps all keys and values on the device, .* use --pipeline flexgen",
