@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from moeflow.models.language_model import LanguageModel
 
 with on_demand(__name__):
-    from moeflow.engine import expert_store, logprobs, memory_limiter
+    from moeflow.engine import expert_store, logprobs, memory_limiter, pass_memory
     from moeflow.models.layers import encoder_decoder
     from moeflow.pipeline.runtime import dot, perfetto, traced_tasks
 
@@ -153,7 +153,7 @@ class ModelRunner:
         """
         self._ranks, self._upkeep, self._replica = others.ranks, others.upkeep, others.replica
         self.info = info
-        self._model = model
+        self._model, self._config = model, config
         self._experts, self._lossy = experts, lossy
         comes_from_disk = config.experts is not None and config.hybrid is None
         self._store = cast("expert_store.ExpertStore | None", experts if comes_from_disk else None)
@@ -263,10 +263,14 @@ class ModelRunner:
 
         Raises: StorageError if an expert that it needs cannot be read, CapacityError if memory is too short.
         """
-        with self._noted(batch):
-            result = self._run(batch)
-            self._num_generated = sum(len(one.tokens) for one in result.sampled.values())
-            return result
+        try:
+            with self._noted(batch):
+                result = self._run(batch)
+                self._num_generated = sum(len(one.tokens) for one in result.sampled.values())
+                return result
+        except (MemoryError, RuntimeError) as error:
+            pass_memory.explain(error, self._config, batch.num_tokens)
+            raise
 
     def take_late(self, wait_s: float) -> list[tuple[BatchEntry, Verified]]:
         """See `Runner.take_late`."""

@@ -144,16 +144,9 @@ class CudaDevice:
         self._record(source, self._down)
         return target
 
-    @contextmanager
-    def computing(self, num_bytes: int, flops: int) -> Iterator[None]:
-        """Return a `with` block for launches of work on the device. Raises: CapacityError."""
-        too_small = out_of_memory_as(
-            f"{self.torch_device} is too small for a micro-batch's work: "
-            f"{format_bytes(self.memory.used_bytes)} of {format_bytes(self.memory.capacity_bytes)} are in use. "
-            "Take smaller micro-batches (--micro-batch) or fewer tokens in a pass, or allow more of its memory"
-        )
-        with too_small, self._launching(self._compute):
-            yield
+    def computing(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
+        """Return a `with` block for launches of work on the device."""
+        return self._launching(self._compute)
 
     def computing_on_host(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
         """Return a `with` block for the host. Blocks: until the task's inputs, and all that it launched, are there."""

@@ -59,7 +59,7 @@ class OffloadDevice(Protocol):
         """Return a copy on the host. Blocks: as `upload`."""
 
     def computing(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
-        """Return a `with` block for work on the device that reads so many bytes. Raises: CapacityError."""
+        """Return a `with` block for work on the device that reads so many bytes."""
 
     def ordered(self, task: int, after: Sequence[int]) -> AbstractContextManager[None]:
         """Return a `with` block for a task of a pass: its work on the device waits for that of other tasks.
