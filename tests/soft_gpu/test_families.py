@@ -76,7 +76,7 @@ def test_pipelines_give_the_same_tokens_and_nothing_waits_within_a_pass() -> Non
         launched = {line for line in counts["synchronizations"] if "devices/cuda_device.py" in line}
         (at_end,) = set(counts["synchronizations"]) - launched
         assert "engine/offload/offloaded_model.py" in at_end, where
-        assert sum(counts["pageable_copies"].values()) <= 4, where
+        assert not counts["pageable_copies"], where
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from moeflow.kernels import device_arrays
 from moeflow.kernels.attention.attention_metadata import AttentionMetadata, SequenceSpan
 from moeflow.kernels.rotary import RotaryTable
 from moeflow.models.layers.context import ForwardContext
@@ -37,9 +38,10 @@ class Side:
     dtype: torch.dtype  # of rotation
 
     def places(self, positions: Tensor, spans: Sequence[SequenceSpan], block_size: int) -> Places:
-        """Return the places of some sequences' tokens. Shapes: positions [T] int64."""
-        rotary = self.rotary(positions.to(self.device), self.dtype)
-        return Places(rotary, self.attention(spans, [span.block_ids for span in spans], block_size))
+        """Return the places of some sequences' tokens. Shapes: positions [T] int64, on this side."""
+        return Places(
+            self.rotary(positions, self.dtype), self.attention(spans, [span.block_ids for span in spans], block_size)
+        )
 
     def attention(
         self, spans: Sequence[SequenceSpan], blocks: Sequence[Sequence[int]], block_size: int
@@ -59,8 +61,8 @@ class MicroBatch:
     """Some sequences of a pass, and what their tokens have become at the layer that they are at."""
 
     number: int  # in the pass
-    rows: Tensor  # [T] int64, its tokens' places in the pass
-    token_ids: Tensor  # [T] int64, on the device
+    rows: Tensor  # [T] int64 on the device, its tokens' places in the pass
+    token_ids: Tensor  # likewise
     positions: Tensor  # likewise, each token's place in its sequence
     on_host: Places  # over the blocks as the scheduler numbers them
     on_device: Places  # likewise
@@ -102,25 +104,29 @@ class Cut:
 def cut_pass(token_ids: Tensor, context: ForwardContext, host: Side, device: Side, cut: Cut) -> list[MicroBatch]:
     """Cut a pass into balanced micro-batches. None has prompts and decoding sequences.
 
-    Shapes: token_ids [T] int64, on the host as the context is.
+    One copy brings the numbers of all tokens to the device. Shapes: token_ids [T] int64, on the host as the context is.
     """
     micro_batches, block_size = [], context.attention.block_size
     decoding = [span for span in context.attention.spans if is_decoding(span)]
     prompts = [span for span in context.attention.spans if not is_decoding(span)]
     decodes = group(decoding, cut.max_tokens, 0 if cut.decodes_on_host else cut.max_blocks)
     num_on_host = len(decodes) if cut.decodes_on_host else 0
-    for number, spans in enumerate([*decodes, *group(prompts, cut.max_prompt_tokens, cut.max_blocks)]):
-        rows = torch.cat([torch.arange(span.first_token, span.first_token + span.num_tokens) for span in spans])
-        places = host.places(context.positions[rows], spans, block_size)
-        on_device = places if device is host else device.places(context.positions[rows], spans, block_size)
+    groups = [*decodes, *group(prompts, cut.max_prompt_tokens, cut.max_blocks)]
+    rows = [torch.cat([torch.arange(it.first_token, it.first_token + it.num_tokens) for it in each]) for each in groups]
+    order = torch.cat(rows)
+    ordered = device_arrays.on_device([order, token_ids[order], context.positions[order]], device.device)
+    cuts = zip(*(each.split([len(row) for row in rows]) for each in ordered), strict=True)
+    for number, (spans, of_host, (mine, ids, positions)) in enumerate(zip(groups, rows, cuts, strict=True)):
+        places = host.places(context.positions[of_host], spans, block_size)
+        on_device = places if device is host else device.places(positions, spans, block_size)
         blocks = [span.block_ids for span in spans]
         copied, numbers = window_numbers([span.start for span in spans], blocks, block_size)
         micro_batches.append(
             MicroBatch(
                 number=number,
-                rows=rows,
-                token_ids=token_ids[rows].to(device.device),
-                positions=context.positions[rows].to(device.device),
+                rows=mine,
+                token_ids=ids,
+                positions=positions,
                 on_host=places,
                 on_device=on_device,
                 in_window=Places(on_device.rotary, device.attention(spans, numbers, block_size)),

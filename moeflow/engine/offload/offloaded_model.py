@@ -103,7 +103,7 @@ class OffloadedModel:
         self._is_warm = wraps and self._pipeline is not SEQUENTIAL
         with self.device.computing(0, 0):
             hidden = torch.cat([micro_batch.tensors["hidden"] for micro_batch in micro_batches])
-            rows = torch.cat([micro_batch.rows for micro_batch in micro_batches]).to(hidden.device)
+            rows = torch.cat([micro_batch.rows for micro_batch in micro_batches])
             hidden = torch.empty_like(hidden).index_copy_(0, rows, hidden)
         self.device.synchronize()
         return hidden

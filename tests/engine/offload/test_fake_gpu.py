@@ -52,7 +52,7 @@ def test_a_layer_s_stages_stay_on_the_device(tmp_path, monkeypatch, family):
     monkeypatch.setattr(launching, "accepts", lambda _: False)  # kernels need a real GPU
     monkeypatch.setattr(routing, "_best", lambda ranks, count: ranks.topk(count, dim=-1).indices)  # sorting, too
     monkeypatch.setattr(device_arrays, "staged", lambda rows, device: [without_values(rows[0], device=device)])
-    monkeypatch.setattr(device_arrays, "on_device", lambda rows, device: [without_values(rows[0], device=device)])
+    monkeypatch.setattr(device_arrays, "on_device", values_on)
     with FakeTensorMode(), torch.inference_mode():
         model = find_family(checkpoint).build(shape, AsInFile(torch.bfloat16, GPU))
         kv = BlocksOnGpu(shape)
@@ -82,6 +82,10 @@ def even(num_pairs):
         return list(range(len(counts)))
 
     return tolist
+
+
+def values_on(rows, device):
+    return [without_values(row, device=device) for row in rows]
 
 
 def without_values(data, dtype=torch.int64, device=HOST):
