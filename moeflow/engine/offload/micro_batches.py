@@ -115,7 +115,7 @@ def cut_pass(token_ids: Tensor, context: ForwardContext, host: Side, device: Sid
     rows = [torch.cat([torch.arange(it.first_token, it.first_token + it.num_tokens) for it in each]) for each in groups]
     order = torch.cat(rows)
     ordered = device_arrays.on_device([order, token_ids[order], context.positions[order]], device.device)
-    cuts = zip(*(each.split([len(row) for row in rows]) for each in ordered), strict=True)
+    cuts = zip(*(each.split_with_sizes([len(row) for row in rows]) for each in ordered), strict=True)
     for number, (spans, of_host, (mine, ids, positions)) in enumerate(zip(groups, rows, cuts, strict=True)):
         places = host.places(context.positions[of_host], spans, block_size)
         on_device = places if device is host else device.places(positions, spans, block_size)
