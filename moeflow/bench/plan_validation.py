@@ -173,7 +173,13 @@ class PlanValidation:
         return next(timely, fitting[-1] if fitting else None)
 
     def _repeats(self, case: SpeedCase) -> int:
-        return 1 if self._predict(case).whole_s > LONG_S else REPEATS + 1
+        """Return how often a case runs. The first of several runs does not count.
+
+        Beside a device that is smaller than the model, first passes measure which share of experts suits the host.
+        """
+        if self._predict(case).whole_s <= LONG_S:
+            return REPEATS + 1
+        return 1 if self.config.offload is None else 2
 
     def _run_fitting(self, case: SpeedCase, repetition: int) -> SpeedCase:
         """Measure a case, or a smaller one if its keys and values do not fit because other memory grew; return it."""

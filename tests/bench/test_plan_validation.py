@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import types
 
 import pytest
 from click.testing import CliRunner
 
 from moeflow.bench.engine_speed import SetBackError, SpeedCase
-from moeflow.bench.plan_validation import CheckRow, PlanValidation
+from moeflow.bench.plan_validation import LONG_S, CheckRow, PlanValidation, _Measured
 from moeflow.cli.main import main
 from moeflow.cli.plan.output import check_table
 from moeflow.core.plan import plan_from_json
@@ -117,3 +118,24 @@ def test_another_machine_cannot_be_checked():
     done = CliRunner().invoke(main, ["plan", "mixtral-8x7b", "--machine", "t4", "--validate"])
     assert done.exit_code == 2
     assert "--validate runs the model on this machine" in done.output
+
+
+@pytest.mark.parametrize("has_device", [False, True])
+@pytest.mark.parametrize("is_long", [False, True])
+def test_a_long_case_runs_once_unless_its_first_run_measures_the_host(monkeypatch, has_device, is_long):
+    check = object.__new__(PlanValidation)
+    check.config = types.SimpleNamespace(offload=object() if has_device else None)
+    check._measured = {}
+    seconds = 2 * LONG_S if is_long else LONG_S / 2
+    monkeypatch.setattr(check.__class__, "_predict", lambda *_: types.SimpleNamespace(whole_s=seconds))
+    rates = iter(range(100))
+
+    def measure(self, case, _repetition):
+        self._measured.setdefault(case, _Measured())
+        return float(next(rates)), 0
+
+    monkeypatch.setattr(check.__class__, "_measure", measure)
+    check.cases = [case] = [SpeedCase(1, 8, 2)]
+    check.run(lambda _: None, lambda: None)
+    counted = [1.0] if has_device else [0.0]
+    assert check._measured[case].rates == (counted if is_long else [1.0, 2.0, 3.0, 4.0, 5.0])

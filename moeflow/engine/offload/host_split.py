@@ -18,6 +18,7 @@ from moeflow.planner.costs.model_costs import ModelCosts
 
 WORTH_IT: Final = 0.97  # of what the pass would take otherwise
 _MEMORY: Final = 64.0  # transfers, or layers
+_NEAR: Final = 2  # bits of the number of tokens: a pass of another size is measured for itself
 
 
 def _rate() -> RunningFit:
@@ -39,16 +40,16 @@ class HostExpertSplit:
         self._fixed = fixed
         self._link, self._attention = _rate(), _rate()  # a byte; a position whose keys and values are read
         self._experts: dict[int, RunningFit] = {}  # a token and expert, by the size of the pass: small ones reuse less
-        self._size = 0
+        self._size, self._num_micro_batches = 0, 1
 
     @property
     def num_hosted(self) -> int:
         """The host's number of experts, summed over layers."""
         return sum(self.borders)
 
-    def begin_pass(self, num_tokens: int, num_read: float) -> None:
+    def begin_pass(self, num_tokens: int, num_read: float, num_micro_batches: int) -> None:
         """Choose for a pass of so many tokens that attend to so many positions, in each layer."""
-        self._size = num_tokens.bit_length()
+        self._size, self._num_micro_batches = num_tokens.bit_length(), num_micro_batches
         if self._fixed is None:
             self._share_out(self._best(num_tokens, num_read))
         else:
@@ -89,7 +90,11 @@ class HostExpertSplit:
                 before += 1
 
     def _best(self, num_tokens: int, num_read: float) -> int:
-        """Return how many experts of all layers: where what the host takes meets what the link takes."""
+        """Return the number of experts of all layers that makes the pass shortest.
+
+        Link and host work at once. But a layer's hidden states reach the device behind a page of the next layer's
+        weights, and the host waits for them.
+        """
         most, num_layers = self._num_streamed * sum(self._has_experts), sum(self._has_experts)
         if not most or not self._link.seconds(1):
             return 0
@@ -97,15 +102,13 @@ class HostExpertSplit:
         if expert_s is None:
             return num_layers  # one each, to see how fast the host is
         attention_s = self._attention.seconds(num_read * len(self.borders))
-
-        def host_s(num_hosted: int) -> float:
-            return attention_s + expert_s * num_tokens * num_hosted
+        page_s = self._link.seconds(self._costs.expert_bytes) / self._num_micro_batches  # of each streamed expert
 
         def seconds(num_hosted: int) -> float:
-            return max(self._link_s(num_tokens, num_hosted), host_s(num_hosted))
+            waits_s = attention_s + expert_s * num_tokens * num_hosted + page_s * (most - num_hosted)
+            return max(self._link_s(num_tokens, num_hosted), waits_s)
 
-        meeting = bisect_left(range(most), True, key=lambda some: host_s(some) >= self._link_s(num_tokens, some))
-        best = min((0, max(meeting - 1, 0), meeting), key=seconds)
+        best = bisect_left(range(most), True, key=lambda some: seconds(some + 1) >= seconds(some))
         return self.num_hosted if seconds(self.num_hosted) * WORTH_IT <= seconds(best) else best
 
     def _link_s(self, num_tokens: int, num_hosted: int) -> float:
@@ -119,6 +122,7 @@ class HostExpertSplit:
 
     @property
     def _expert_s(self) -> float | None:
-        """Return what a token and expert takes in passes of about this size."""
+        """Return what a token and expert takes in passes of about this size; None: it is not known."""
         known = {size: unit_s for size, rate in self._experts.items() if (unit_s := rate.seconds(1))}
-        return known[min(known, key=lambda size: abs(size - self._size))] if known else None
+        nearest = min(known, key=lambda size: abs(size - self._size), default=None)
+        return None if nearest is None or abs(nearest - self._size) > _NEAR else known[nearest]

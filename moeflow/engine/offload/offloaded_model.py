@@ -86,7 +86,7 @@ class OffloadedModel:
         with self.device.computing(0, 0):
             micro_batches = cut_pass(token_ids, context, self._host, self._side, self._cut)
         self.device.synchronize()
-        self._share.begin_pass(len(token_ids), self._num_read_on_host(micro_batches))
+        self._share.begin_pass(len(token_ids), self._num_read_on_host(micro_batches), len(micro_batches))
         skipped = [border * size for border, size in zip(self._share.borders, self._sharable_bytes, strict=True)]
         pipeline = self._pipeline_of(micro_batches)
         is_kept = self._weights.begin_pass(len(micro_batches) if pipeline.is_paged else 1, skipped)

@@ -162,9 +162,9 @@ def test_the_share_of_the_host_may_change_from_pass_to_pass(model):
         share = engine._runner._model._share
         begin, numbers = share.begin_pass, itertools.cycle((2, 0, 3, 3, 1, 5, 0, 0))
 
-        def begin_pass(num_tokens, num_read):
+        def begin_pass(*work):
             share._fixed = next(numbers)
-            begin(num_tokens, num_read)
+            begin(*work)
 
         share.begin_pass = begin_pass
         assert answers(engine) == (expected, [])
