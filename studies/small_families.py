@@ -71,7 +71,7 @@ def write_small(family: str, folder: Path, **more: Any) -> None:
         changes |= {"head_dim": 32, "num_key_value_heads": 4}
     if given.get("q_lora_rank"):
         changes["q_lora_rank"] = 64
-    write_model(family, folder, 0, **changes, **more)
+    write_model(family, folder, 0, **changes | more)
 
 
 def small_config(folder: Path, device: str, dtype: str, **more: Any) -> EngineConfig:

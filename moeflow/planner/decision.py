@@ -225,7 +225,9 @@ class Decision:
         else:
             batching = self._batching(batching, weights, plan, cpu_isa)
         budget.set_beside_weights(cpu_isa, batching)
-        shared = self._shared_experts(weights, batching) if self.is_hybrid else None
+        memory = self._memory_beside_gpu(device, weights, batching)
+        num_slots = None if memory is None else memory.num_slots
+        shared = self._shared_experts(weights, batching, num_slots) if self.is_hybrid else None
         if shared is None:
             budget.count_passes_on_gpu(weights, batching, self.reasons)
         return _Held(
@@ -240,19 +242,33 @@ class Decision:
             batching=batching,
             weight_bytes=budget.check_weights(weights, plan) if shared is None else 0,
             shared=shared,
-            memory=self._memory_beside_gpu(device, shared, batching),
+            memory=None if memory is None else memory.plan,
         )
 
-    def _shared_experts(self, weights: WeightChoice, batching: Batching) -> hybrid_choice.SharedExperts:
+    def _hybrid_sizes(self, weights: WeightChoice) -> hybrid_sizes.HybridSizes:
+        return hybrid_sizes.HybridSizes(self._costs(weights), hybrid_choice.host_format(weights, self.checkpoint))
+
+    def _plan_on_disk(self, weights: WeightChoice, num_slots: int | None) -> ExpertPlan | None:
+        """Return how experts come from disk beside a device; None: main memory has all."""
+        if num_slots is None:
+            return None
+        sizes = self._hybrid_sizes(weights)
+        return hybrid_choice.plan_on_disk(self.checkpoint, self.shape, weights, sizes, self.settings)
+
+    def _shared_experts(
+        self, weights: WeightChoice, batching: Batching, num_slots: int | None
+    ) -> hybrid_choice.SharedExperts:
         """Return what the device and the CPU share."""
         isa = choose_cpu_isa(self.settings.cpu_isa, "cpu", self.reasons)
         own = hybrid_choice.host_format(weights, self.checkpoint)
         packed = None
-        if self.checkpoint is not None:
+        if self.checkpoint is not None and num_slots is None:
             packed = find_packed_experts(self.checkpoint, weights.formats.on_host(own), self.settings.cache_dir)
         return hybrid_choice.SharedExperts(
-            sizes=hybrid_sizes.HybridSizes(self._costs(weights), own),
+            sizes=self._hybrid_sizes(weights),
             packed_experts_file="" if packed is None else str(packed),
+            on_disk=self._plan_on_disk(weights, num_slots),
+            num_host_slots=num_slots,
             cpu_isa=isa or ANY_ISA,
             passes=hybrid_sizes.Passes(batching.max_num_batched_tokens, batching.max_num_seqs),
             popularity=known_popularity(self.checkpoint, self.settings.cache_dir),
@@ -260,21 +276,24 @@ class Decision:
         )
 
     def _memory_beside_gpu(
-        self, device: str, shared: hybrid_choice.SharedExperts | None, batching: Batching
-    ) -> MemoryPlan | None:
+        self, device: str, weights: WeightChoice, batching: Batching
+    ) -> gpu_main_memory.MainMemory | None:
         """Return the use of main memory beside a GPU; None: it is not limited, or the CPU computes."""
-        if device == "cpu" or (shared is None and self.settings.memory_bytes is None):
+        if device == "cpu" or (not self.is_hybrid and self.settings.memory_bytes is None):
             return None
-        sizes = None if shared is None else shared.sizes
+        sizes = self._hybrid_sizes(weights) if self.is_hybrid else None
         passes = hybrid_sizes.Passes(batching.max_num_batched_tokens, batching.max_num_seqs)
         return gpu_main_memory.planned_memory(self.settings, self.resources, self.shape, sizes, passes)
 
     def _hybrid_batching(self, default: Batching, weights: WeightChoice, device: str) -> Batching:
         """Return the batching for a device that shares experts with the CPU."""
-        sizes = hybrid_sizes.HybridSizes(self._costs(weights), hybrid_choice.host_format(weights, self.checkpoint))
-        self.host.ask_with_device(sizes.on_host, device)
+        memory = self._memory_beside_gpu(device, weights, default)
+        num_slots = None if memory is None else memory.num_slots
+        on_disk = self._plan_on_disk(weights, num_slots)
+        self.host.ask_with_device(self._hybrid_sizes(weights).on_host, on_disk, device)
         limits = {DEVICE: self.budget.free_bytes - self.budget.beside_process, RAM: self.resources.available_bytes}
-        costs = self._hybrid_costs(weights)
+        costs = self._hybrid_costs(weights, num_slots)
+        sizes = self._hybrid_sizes(weights)
         chosen = hybrid_choice.hybrid_batching(default, self.settings, self.usage, sizes, costs, limits)
         self.reasons += chosen.reasons()
         return chosen
@@ -293,7 +312,7 @@ class Decision:
         self.reasons += chosen.reasons()
         return chosen
 
-    def _hybrid_costs(self, weights: WeightChoice) -> hybrid_costs.HybridCosts | None:
+    def _hybrid_costs(self, weights: WeightChoice, num_host_slots: int | None) -> hybrid_costs.HybridCosts | None:
         """Return the costs of sharing experts; None: the machine's speed is unknown."""
         if self.host.machine is None:
             return None
@@ -303,6 +322,7 @@ class Decision:
             self.usage.workload,
             routing=self.host.routing or EVEN_ROUTING,
             host_format=hybrid_choice.host_format(weights, self.checkpoint),
+            num_host_slots=num_host_slots,
         )
 
     def _batching(self, default: Batching, weights: WeightChoice, plan: ExpertPlan | None, cpu_isa: str) -> Batching:
@@ -366,7 +386,7 @@ class Decision:
         shared = held.shared
         if shared is None:
             return None
-        costs = self._hybrid_costs(held.weights)
+        costs = self._hybrid_costs(held.weights, shared.num_host_slots)
         number = 1 if self.usage.is_interactive else held.batching.max_num_seqs
         return shared.config(cache.num_bytes, costs, max_num_seqs=number, reasons=self.reasons)
 
@@ -396,7 +416,7 @@ class Decision:
             num_kept_blocks=num_kept_blocks,
             shares_prefixes=settings.prefix_caching and self.shape.encoder is None,  # else blocks depend on all of it
             states=choose_states(self.shape, self.budget.num_state_slots, self.reasons),
-            experts=self._expert_slots(plan, held.cpu_isa, is_wide=held.weights.is_exact),
+            experts=self._expert_slots(held),
             packed_file=self._packed_file(held),
             parallel=parallel,
             expert_parallel=expert_parallel,
@@ -528,8 +548,13 @@ class Decision:
             self.budget.take_share()
         return ExpertPlan.make(self.checkpoint, self.shape, spec, self.settings)
 
-    def _expert_slots(self, plan: ExpertPlan | None, cpu_isa: str, *, is_wide: bool) -> ExpertSlotsConfig | None:
+    def _expert_slots(self, held: _Held) -> ExpertSlotsConfig | None:
         """Return the slots available before keys, values and work space, and the owner of the other experts."""
+        plan, shared = held.plan, held.shared
+        if shared is not None and shared.on_disk is not None and shared.num_host_slots is not None:
+            config = shared.on_disk.config(shared.num_host_slots)
+            self.reasons.append(("experts", shared.on_disk.reason(config)))
+            return config
         has_lenders = self.settings.remote_experts is not None
         if plan is None:
             if has_lenders:
@@ -539,7 +564,9 @@ class Decision:
         self.reasons.append(("experts", plan.reason(config)))
         if not has_lenders:
             return config
-        borrowed = borrowing.borrowing_of(plan.spec, self.shape, cpu_isa=cpu_isa, is_wide=is_wide, num_wanted=0)
+        borrowed = borrowing.borrowing_of(
+            plan.spec, self.shape, cpu_isa=held.cpu_isa, is_wide=held.weights.is_exact, num_wanted=0
+        )
         return remote_choice.with_lenders(self.settings, config, borrowed, self.host.machine, self.reasons)
 
     def _weights(self, device: str, *, can_pack: bool) -> WeightChoice:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from math import ceil
+from pathlib import Path
 from typing import Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
-from moeflow.core.engine_config import BLOCK_SIZE, MemoryPlan
+from moeflow.core.engine_config import BLOCK_SIZE, ExpertSlotsConfig, MemoryPlan
 from moeflow.core.errors import CapacityError
-from moeflow.core.hardware import DEVICE, RAM, Machine
+from moeflow.core.hardware import DEVICE, DISK, RAM, Machine
 from moeflow.core.hybrid_config import HybridConfig
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import CudaDeviceConfig, OffloadConfig, parse_cuda_device
@@ -22,25 +23,33 @@ from moeflow.core.units import format_bytes
 from moeflow.planner.choices.batching_choice import Batching
 from moeflow.planner.choices.device_weights import for_device, in_half, own_on_device, quantized_on_device
 from moeflow.planner.choices.gpu_limits import check_on_gpu
-from moeflow.planner.choices.hybrid_choice import are_shared, can_be_hybrid, host_format, hybrid_config
+from moeflow.planner.choices.gpu_main_memory import host_slots
+from moeflow.planner.choices.hybrid_choice import (
+    are_shared,
+    can_be_hybrid,
+    host_format,
+    hybrid_config,
+    plan_on_disk,
+)
 from moeflow.planner.choices.kv_cache_choice import KVCacheChoice
 from moeflow.planner.choices.processor_choice import ANY_ISA, choose_cpu_isa, choose_num_threads
 from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice
 from moeflow.planner.configuration import Choices, engine_config
 from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES, CostModel, IntegerPolicy
 from moeflow.planner.costs.gpu_work_space import graph_bytes
-from moeflow.planner.costs.hybrid_costs import HybridCosts
+from moeflow.planner.costs.hybrid_costs import CHUNK_TOKENS, HybridCosts
+from moeflow.planner.costs.hybrid_sizes import HybridSizes, Passes
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.estimate import Estimator, machine_reasons
-from moeflow.planner.forecast import forecast
+from moeflow.planner.forecast import disk_reasons, forecast
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.host_forecast import Wanted
 from moeflow.planner.known_routing import known_popularity, known_routing
 from moeflow.planner.model_files import opened_model, path_in_plan
 from moeflow.planner.offload_estimate import OffloadEstimator
 from moeflow.planner.resident_experts import num_on_device, share_on_device
-from moeflow.planner.search.objective import Objective
+from moeflow.planner.search.objective import Objective, capacities
 from moeflow.planner.search.search import search
 from moeflow.planner.usage import Usage
 from moeflow.settings.settings import Settings, to_plain
@@ -108,8 +117,8 @@ class _Described:
         kv_dtype = dtype if settings.kv_dtype == "auto" else settings.kv_dtype
         activation_bytes = 4 if dtype == "float32" else 2
         self.costs = ModelCosts(shape, self.weights.costed(kv_dtype, activation_bytes=activation_bytes))
-        self.machine = machine_of(Wanted(costs=self.costs, packed_file=None))
         limit = settings.memory_bytes
+        self.machine = machine_of(Wanted(costs=self.costs, packed_file=self._file_on_disk(limit)))
         objective = usage.objective({} if limit is None else {RAM: limit}, has_device=True)
         self.objective = dataclasses.replace(objective, can_stream=not self.weights.is_planar)
 
@@ -119,7 +128,7 @@ class _Described:
         model, policy = search(self._cost_model(), self.objective)
         reasons = [("weights", f"{self.weights.name}: {self.weights.reason or 'as asked for'}")]
         choices = self._choices(model, policy)
-        why = (*_why(model, policy), *machine_reasons(machine, choices.hybrid))
+        why = (*_why(model, policy), *disk_reasons(model, policy), *machine_reasons(machine, choices.hybrid))
         path = path_in_plan(str(self.settings.model))
         plan = Plan(
             config=engine_config(self.settings, self.shape, self.checkpoint, choices, reasons, model_path=path),
@@ -140,10 +149,31 @@ class _Described:
     def _cost_model(self) -> CostModel:
         """Return the costs, with those of a host that computes experts if the model has any."""
         known = (self.machine, self.costs, self.usage.workload)
-        if not can_be_hybrid(self.settings, self.shape) or not are_shared(self.weights, self.shape):
+        if not self._can_share:
             return CostModel(*known, routing=self.routing, process_bytes=PROCESS_BYTES)
         experts = host_format(self.weights, self.checkpoint)
-        return HybridCosts(*known, routing=self.routing, process_bytes=PROCESS_BYTES, host_format=experts)
+        costs = HybridCosts(*known, routing=self.routing, process_bytes=PROCESS_BYTES, host_format=experts)
+        if not self.machine.has(DISK):
+            return costs
+        most = Passes(max(CHUNK_TOKENS, self.objective.most), self.objective.most)
+        have = capacities(costs, self.objective.memory_limits)[RAM] - PROCESS_BYTES
+        try:
+            return dataclasses.replace(costs, num_host_slots=host_slots(costs.sizes, have, most))
+        except CapacityError:
+            return costs  # which do not fit either
+
+    @property
+    def _can_share(self) -> bool:
+        return can_be_hybrid(self.settings, self.shape) and are_shared(self.weights, self.shape)
+
+    def _file_on_disk(self, memory_bytes: int | None) -> Path | None:
+        """Return the file that experts come from in so much main memory; None: all fit, or it is not limited."""
+        if memory_bytes is None or not self._can_share:
+            return None
+        sizes = HybridSizes(self.costs, host_format(self.weights, self.checkpoint))
+        if sizes.on_host.experts_bytes + PROCESS_BYTES <= memory_bytes:
+            return None
+        return plan_on_disk(self.checkpoint, self.shape, self.weights, sizes, self.settings).packed_weights_file
 
     def _weights(self, of_file: Callable[..., WeightChoice]) -> WeightChoice:
         """Return the formats of the weights on a device; `of_file` chooses where the user does not."""
@@ -185,6 +215,7 @@ class _Described:
             cache=KVCacheChoice(kv_dtype, num_blocks, ceil(BLOCK_SIZE * self.costs.kv_bytes), max_tokens),
             shares_prefixes=False,
             hybrid=self._hybrid(model, policy),
+            experts=self._slots(model, policy),
             offload=offload,
             gpu_memory_bytes=self.machine.level(DEVICE).capacity_bytes,
             memory=self._memory(model, policy),
@@ -199,6 +230,13 @@ class _Described:
         number, tokens = policy.num_gpu_experts, policy.chunk_tokens
         choices = known_popularity(self.checkpoint, self.settings.cache_dir)
         return hybrid_config(model.sizes, model, number, cpu_isa=isa or ANY_ISA, max_tokens=tokens, popularity=choices)
+
+    def _slots(self, model: CostModel, policy: Policy) -> ExpertSlotsConfig | None:
+        """Return the slots for experts in main memory; None: it has all that the processor computes."""
+        if policy.num_gpu_experts is None or not isinstance(model, HybridCosts) or model.num_host_slots is None:
+            return None
+        plan = plan_on_disk(self.checkpoint, self.shape, self.weights, model.sizes, self.settings)
+        return plan.config(model.num_host_slots)
 
     def _num_threads(self) -> int:
         """Return the threads of each process, on the machine that makes the plan; 0: there is nothing to run."""

@@ -89,6 +89,7 @@ class Estimator(msgspec.Struct, frozen=True):
                 routing=self.routing or EVEN_ROUTING,
                 process_bytes=self._process_bytes + CUDA_BYTES,
                 host_format=hybrid.cpu_weight_format,
+                num_host_slots=None if self.config.experts is None else self.config.experts.num_slots,
             )
         return host_costs(
             self._costs,
@@ -103,11 +104,14 @@ class Estimator(msgspec.Struct, frozen=True):
     def policy(self, batch_size: int, max_tokens: int) -> Policy:
         """Return the configuration's effect on a batch: its keys and values take memory from experts."""
         tokens_a_pass, hybrid = self.config.scheduler.max_num_batched_tokens, self.config.hybrid
-        if hybrid is not None:
-            return hybrid_costs.hybrid_policy_of(self._costs, batch_size, hybrid.num_gpu_experts, tokens_a_pass)
+        experts, total = self.config.experts, self._costs.num_moe_layers * self.shape.routing.num_experts
         on_disk = 0.0
-        if (experts := self.config.experts) is not None:
-            total = self._costs.num_moe_layers * self.shape.routing.num_experts
+        if hybrid is not None:
+            number = hybrid.num_gpu_experts
+            if experts is not None:
+                on_disk = share_on_disk(number * self._costs.num_moe_layers + experts.num_slots, total)
+            return hybrid_costs.hybrid_policy_of(self._costs, batch_size, number, tokens_a_pass, on_disk=on_disk)
+        if experts is not None:
             tokens = batch_size * ceil(max_tokens / BLOCK_TOKENS) * BLOCK_TOKENS
             taken = min(tokens * self._costs.kv_bytes, self.config.kv_cache_bytes)
             taken += batch_size * sampled_bytes(self.shape)

@@ -90,9 +90,10 @@ class HostForecast:
         if self.machine is not None:
             self.routing = self.routing or known_routing(self._checkpoint, self._settings.cache_dir)
 
-    def ask_with_device(self, costs: ModelCosts, device: str) -> None:
+    def ask_with_device(self, costs: ModelCosts, plan: ExpertPlan | None, device: str) -> None:
         """Learn how fast the machine and a GPU are that share experts, if both are known, and how routers choose."""
-        machine = self._machine_of(Wanted(costs=costs, packed_file=None, device=device))
+        file = None if plan is None else plan.packed_weights_file
+        machine = self._machine_of(Wanted(costs=costs, packed_file=file, device=device))
         self.machine = machine if machine is not None and machine.has(DEVICE) else None
         self.routing = self.routing or known_routing(self._checkpoint, self._settings.cache_dir)
 

@@ -12,8 +12,8 @@ import pytest
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CapacityError, ConfigError
-from moeflow.core.hardware import DEVICE, RAM
-from moeflow.core.plan import HYBRID, Workload, plan_from_json, plan_to_json
+from moeflow.core.hardware import DEVICE, DISK, RAM
+from moeflow.core.plan import DISK_OFFLOAD, HYBRID, Workload, plan_from_json, plan_to_json
 from moeflow.core.units import GIB, MIB
 from moeflow.kernels.cpu import extension
 from moeflow.models.registry import read_bare_config
@@ -170,8 +170,9 @@ def test_main_memory_of_a_described_machine_can_be_limited(model):
     limited = memory(memory_bytes=12 * GIB)
     assert limited.limit_bytes == 12 * GIB
     assert 9 * GIB < limited.weight_bytes < 10 * GIB
-    with pytest.raises(CapacityError, match=r"the model needs .* of memory, but there are 3\.0 GiB"):
-        memory(memory_bytes=3 * GIB, quantize="int8")
+    assert 1 * GIB < memory(memory_bytes=3 * GIB, quantize="int8").weight_bytes < 3 * GIB
+    with pytest.raises(CapacityError, match=r"the model needs .* of memory, but there are 500\.0 MiB"):
+        memory(memory_bytes=500 * MIB, quantize="int8")
 
 
 def test_without_a_known_speed_the_cpu_computes(model):
@@ -247,15 +248,69 @@ def test_both_kinds_of_memory_can_be_limited(model):
 
 def test_too_little_main_memory_is_refused_with_need_and_remedy(model):
     little = dataclasses.replace(HERE, available_bytes=6 * GIB)
-    need = r"all experts must be in memory, .* 9\.1 GiB in bfloat16 and the process .* but 6\.0 GiB are "
-    with pytest.raises(CapacityError, match=need + "free: use --quantize int8 or a smaller model, or free memory"):
+    need = r"all experts must be in memory, .* 9\.0 GiB in bfloat16 and the process .* but 6\.0 GiB are free: "
+    with pytest.raises(
+        CapacityError, match=need + r"use --quantize int8 .*, free memory, or limit memory \(--memory\)"
+    ):
         planned(model, resources=little, device="cuda:0")
-    with pytest.raises(CapacityError, match=need + r"allowed: .* or raise the memory limit \(--memory\)"):
-        planned(model, memory_bytes=6 * GIB, device="cuda:0")
-    on_disk = planned(model, memory_bytes=6 * GIB)
-    assert on_disk.config.device == "cpu"
-    assert on_disk.config.experts is not None
-    assert "all experts must be in memory" in why(on_disk)
+    with pytest.raises(CapacityError, match=r"are left for experts, .* Raise the memory limit \(--memory\)"):
+        planned(model, memory_bytes=GIB, device="cuda:0")
+
+
+def test_experts_without_room_in_main_memory_come_from_disk(model):
+    plan = planned(model, memory_bytes=6 * GIB, device="cuda:0")
+    config, forecast = plan.config, plan.forecast
+    num_on_gpu, num_experts = config.hybrid.num_gpu_experts, NUM_LAYERS * NUM_EXPERTS
+    assert (plan.pipeline, config.experts.predictor, config.experts.slab_bytes) == (HYBRID, "none", 2 * EXPERT_VALUES)
+    assert config.experts.num_slots == (config.memory.weight_bytes - 4 * 2048 * 2048 * 4) // (2 * EXPERT_VALUES)
+    assert 5.9 * GIB < plan.memory_bytes <= config.memory_bytes == 6 * GIB
+    on_disk = 1 - (num_on_gpu * NUM_LAYERS + config.experts.num_slots) / num_experts
+    assert 0.05 < on_disk < 0.5
+    assert forecast.policy.experts_on_disk == pytest.approx(on_disk)
+    places = dict(forecast.expert_places)
+    assert places[DISK] == pytest.approx(on_disk, abs=1e-5)
+    assert places[DEVICE] == pytest.approx(num_on_gpu / NUM_EXPERTS, abs=1e-5)
+    assert sum(places.values()) == pytest.approx(1, abs=1e-5)
+    assert dict(forecast.busy)["disk"] > 0
+    decode_s = 1 / forecast.decode_alone_tokens_per_s.value
+    read_s = NUM_LAYERS * 8 * on_disk * 2 * EXPERT_VALUES / L4.link(DISK, RAM).peak_bytes_per_s
+    assert read_s < decode_s < 3 * read_s
+    assert "the others come from" in dict(plan.reasons)["experts"]
+    assert "read if routers choose evenly" in dict(plan.reasons)["experts_on_disk"]
+    assert apply_plan(plan_from_json(plan_to_json(plan), "plan"), {}, resources=HERE) == plan
+    described = plan_for(
+        PlanRequest(
+            settings=Settings(model=model, gpu_memory_bytes=4 * GIB, memory_bytes=6 * GIB), usage=SERVING, machine="l4"
+        )
+    ).plan
+    assert described.config.experts.slab_bytes == config.experts.slab_bytes
+    assert described.config.experts.num_slots == pytest.approx(config.experts.num_slots, rel=0.2)
+    assert described.forecast.policy.experts_on_disk > 0.05
+
+
+@pytest.mark.parametrize("usage", [SERVING, OFFLINE])
+def test_more_main_memory_is_never_slower(model, usage):
+    sizes = [2 * GIB, *range(3 * GIB, 12 * GIB, GIB)]
+    plans = [planned(model, usage=usage, memory_bytes=size, device="cuda:0") for size in sizes]
+    assert {plan.pipeline for plan in plans} == {HYBRID}
+    slots = [0 if plan.config.experts is None else plan.config.experts.num_slots for plan in plans]
+    has_all = slots.index(0)
+    assert slots[:has_all] == sorted(slots[:has_all])
+    assert not any(slots[has_all:])
+    name = "decode_alone_tokens_per_s" if usage is SERVING else "tokens_per_s"
+    speeds = [getattr(plan.forecast, name).value for plan in plans]
+    assert speeds == sorted(speeds)
+    assert speeds[-1] > 5 * speeds[0]
+
+
+def test_little_memory_of_both_kinds_beats_the_processor_with_the_disk(model):
+    shared, alone = (planned(model, memory_bytes=6 * GIB, device=device) for device in ("auto", "cpu"))
+    assert (shared.pipeline, shared.config.device, alone.pipeline) == (HYBRID, "cuda:0", DISK_OFFLOAD)
+    assert shared.config.experts is not None
+    speeds = [plan.forecast.decode_alone_tokens_per_s.value for plan in (shared, alone)]
+    assert speeds[0] > 1.2 * speeds[1]
+    slow = planned(model, machine=slow_gpu(L4, 1000), memory_bytes=6 * GIB)
+    assert slow.config.device == "cpu"
 
 
 def test_a_gpu_without_room_for_other_weights_is_refused(model):

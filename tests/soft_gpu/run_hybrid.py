@@ -28,9 +28,13 @@ machine.prepare()
 from moeflow.core import hybrid_config  # noqa: E402
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig  # noqa: E402
 from moeflow.core.hybrid_config import HybridConfig  # noqa: E402
+from moeflow.core.plan import HYBRID, plan_from_json, plan_to_json  # noqa: E402
+from moeflow.core.units import MIB  # noqa: E402
 from moeflow.engine.engine import Engine  # noqa: E402
 from moeflow.experts.hybrid.popularity import Move, Popularity  # noqa: E402
 from moeflow.kernels.cpu import extension  # noqa: E402
+from moeflow.planner.apply_plan import apply_plan  # noqa: E402
+from moeflow.planner.hardware.host import host_resources  # noqa: E402
 from moeflow.planner.resolve import resolve  # noqa: E402
 from moeflow.settings.settings import Settings  # noqa: E402
 from studies.small_families import Answers, greedy_passes, prompts_of, small_config, write_small  # noqa: E402
@@ -105,7 +109,31 @@ def _compare_disk(folder: Path) -> dict[str, Any]:
             with _restless():
                 got, counts = _run(replace(in_memory, experts=slots), lengths)
         found[family] = {"is_equal": got == expected, **counts}
+    found["planned"] = _run_plan(folder / "planned")
     return found
+
+
+def _run_plan(folder: Path) -> dict[str, Any]:
+    """Return whether a plan for little memory of both kinds runs as printed, and counts."""
+    write_small("qwen3_moe", folder, initializer_range=0.1, num_hidden_layers=12)
+    cpu = small_config(folder, "cpu", "float32")
+    settings = Settings(
+        **{"model": str(folder), "device": device.NAME, "dtype": "float32", "cache_dir": folder},
+        **{"kv_cache_bytes": 8 * MIB, "max_model_len": 112, "max_num_seqs": 4, "max_num_batched_tokens": 96},
+    )
+    here = host_resources()
+    for free_bytes in range(620 * MIB, 520 * MIB, -MIB):  # until it is too small for the model
+        large = replace(here, accelerator=device.NAME, accelerator_free_bytes=free_bytes)
+        plan = resolve(settings, resources=large).plan
+        if plan.pipeline == HYBRID and plan.config.hybrid.num_gpu_experts < NUM_EXPERTS // 2:
+            break
+    little = replace(settings, memory_bytes=plan.memory_bytes - 6 * MIB)
+    plan = plan_from_json(plan_to_json(resolve(little, resources=large).plan), "plan")
+    config, lengths = apply_plan(plan, {}, resources=large).config, [5, 60]
+    expected, _ = _run(cpu, lengths)
+    with device.soft_gpu(), kernels.soft_kernels(), _restless():
+        got, counts = _run(config, lengths)
+    return {"is_equal": got == expected, "pipeline": plan.pipeline, **counts}
 
 
 def _hybrid(num_slots: int, weight_format: str = "float32") -> HybridConfig:

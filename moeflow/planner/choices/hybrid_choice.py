@@ -16,10 +16,13 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import CUDA, parse_cuda_device
 from moeflow.core.plan import Forecast, Workload
 from moeflow.core.units import format_bytes
+from moeflow.experts.predict.registry import NO_PREDICTOR
 from moeflow.kernels.packed_bands import FORMATS
 from moeflow.kernels.weight_format import WeightFormat
+from moeflow.models.packing import slab_spec
 from moeflow.planner.choices.batching_choice import Batching
 from moeflow.planner.choices.device_weights import for_device, own_on_device, stored_formats
+from moeflow.planner.choices.expert_plan import ExpertPlan, spec_of_shape
 from moeflow.planner.choices.gpu_batching import SpareMemory, gpu_batching, one_prompt
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.choices.weight_choice import WeightChoice, instead_of
@@ -118,6 +121,8 @@ class SharedExperts(msgspec.Struct, frozen=True):
     passes: Passes
     popularity: str  # the file of known choices; empty: none are known
     packed_experts_file: str  # packed weights that have the experts; empty: none are known
+    on_disk: ExpertPlan | None  # of experts without a slot in main memory; None: it has all
+    num_host_slots: int | None  # in main memory; likewise
     capacity_bytes: int  # of the GPU, for all that `HybridSizes` counts
 
     def bytes_for_kv(self, weights: WeightChoice, device: str) -> int:
@@ -151,6 +156,18 @@ class SharedExperts(msgspec.Struct, frozen=True):
             popularity=self.popularity,
             packed_experts_file=self.packed_experts_file,
         )
+
+
+def plan_on_disk(
+    checkpoint: Checkpoint | None, shape: ModelConfig, weights: WeightChoice, sizes: HybridSizes, settings: Settings
+) -> ExpertPlan:
+    """Return how experts come from disk, as the CPU computes them. Nothing predicts them."""
+    own = host_format(weights, checkpoint)
+    if checkpoint is None:
+        spec = spec_of_shape(sizes.on_host, replace(weights, matrices=own))
+    else:
+        spec = slab_spec(checkpoint, weights.formats.on_host(own))
+    return ExpertPlan.make(checkpoint, shape, spec, replace(settings, predictor=NO_PREDICTOR))
 
 
 def hybrid_config(

@@ -490,6 +490,11 @@ class CostModel:
         step, prompts = (reads.read_s(reads.num_read(policy.experts_on_disk)) for reads in self.reads(choice))
         return step, prompts * self.num_prompt_passes(choice)
 
+    @property
+    def read_expert_bytes(self) -> float:
+        """The bytes of an expert that comes from disk."""
+        return self.costs.expert_bytes
+
     def _expert_reads(
         self, num_tokens: float, distinct: Callable[[float], float], misses: Callable[[float], HitCurve]
     ) -> ExpertReads:
@@ -502,7 +507,7 @@ class CostModel:
             distinct=even * distinct(num_tokens),
             even=even,
             misses=misses(num_tokens),
-            rates=DiskRates(link=link, expert_bytes=costs.expert_bytes),
+            rates=DiskRates(link=link, expert_bytes=self.read_expert_bytes),
             stop_s=processor.stop_s,
             load_s=processor.load_s,
         )

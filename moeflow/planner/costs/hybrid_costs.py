@@ -3,6 +3,9 @@
 The device holds all other weights, and keys and values. A layer with experts takes the device's other work, the way to
 the host and back, and the longer of both processors' experts. A long pass may instead copy all other
 experts to the device, while the layers before them compute.
+
+Main memory may have slots for some experts only. Passes then read as many as miss in one cache of all slots, the
+device's and main memory's.
 """
 
 from __future__ import annotations
@@ -13,17 +16,19 @@ from functools import cached_property
 from math import ceil
 from typing import Final, NamedTuple
 
-from moeflow.core.hardware import DEVICE, RAM, MemoryLevel
+from moeflow.core.hardware import DEVICE, DISK, RAM, MemoryLevel
 from moeflow.core.plan import Policy
 from moeflow.planner.costs.cost_model import (
     BLOCK_TOKENS,
     DEVICE_COMPUTE,
+    DISK_OFFLOAD,
     FROM_DEVICE,
     HOST_COMPUTE,
     TO_DEVICE,
     CostModel,
     Prediction,
 )
+from moeflow.planner.costs.disk_waits import NUM_READERS, ExpertReads
 from moeflow.planner.costs.hybrid_sizes import HybridSizes, Passes
 from moeflow.planner.costs.model_costs import KernelWork, ModelCosts
 from moeflow.planner.costs.roofline import processor_of, work_seconds
@@ -51,6 +56,7 @@ class HybridCosts(CostModel):
     """The costs of a device and its host, also for policies that have the host compute experts."""
 
     host_format: str  # of the experts that the host computes
+    num_host_slots: int | None = None  # for experts in main memory; None: it holds all
 
     def predict(self, policy: Policy) -> Prediction:
         """Return the prediction for a policy."""
@@ -78,7 +84,18 @@ class HybridCosts(CostModel):
             return super().memory_of(policy)
         passes = Passes(policy.chunk_tokens, policy.batch_size)
         device_bytes = self.sizes.device_bytes(number, passes, self.kv_bytes(policy.batch_size))
-        return {RAM: self.process_bytes + self.sizes.host_bytes(passes), DEVICE: device_bytes}
+        host_bytes = self.process_bytes + self.sizes.host_bytes(passes, self.num_host_slots)
+        used: dict[str, float] = {RAM: host_bytes, DEVICE: device_bytes}
+        if self.num_host_slots is not None:
+            used[DISK] = self.on_disk(number) * self.sizes.on_host.experts_bytes
+        return used
+
+    def on_disk(self, num_gpu_experts: int) -> float:
+        """Return the share of experts that are neither on the device nor in main memory."""
+        if self.num_host_slots is None:
+            return 0.0
+        num_on_device = num_gpu_experts * self.costs.num_moe_layers
+        return max(1 - (num_on_device + self.num_host_slots) / self.sizes.num_in_all, 0.0)
 
     @cached_property
     def sizes(self) -> HybridSizes:
@@ -94,7 +111,7 @@ class HybridCosts(CostModel):
         attention = self._decode_attention(batch_size)
 
         def by_host_s(number: int) -> float:
-            return self._by_host(batch_size, attention, batch_size, number).seconds
+            return self._by_host(batch_size, attention, batch_size, number, is_decode=True).seconds
 
         number = most
         while number and by_host_s(number - 1) < by_host_s(number):
@@ -103,7 +120,8 @@ class HybridCosts(CostModel):
 
     def decode_pass(self, batch_size: int, num_gpu_experts: int) -> HybridPass:
         """Return a pass with a token of each sequence."""
-        return self._fastest(batch_size, self._decode_attention(batch_size), batch_size, num_gpu_experts)
+        attention = self._decode_attention(batch_size)
+        return self._fastest(batch_size, attention, batch_size, num_gpu_experts, is_decode=True)
 
     def _decode_attention(self, batch_size: int) -> KernelWork:
         return self.costs.decode_attention(batch_size, self.workload.mean_context)
@@ -132,13 +150,18 @@ class HybridCosts(CostModel):
         one = self._fastest(tokens, part, num_prompts / num_passes, num_gpu_experts)
         return one.seconds * num_passes, {name: seconds * num_passes for name, seconds in one.busy.items()}
 
-    def _fastest(self, tokens: float, attention: KernelWork, sampled: float, num_gpu_experts: int) -> HybridPass:
+    def _fastest(
+        self, tokens: float, attention: KernelWork, sampled: float, num_gpu_experts: int, *, is_decode: bool = False
+    ) -> HybridPass:
         """Return the faster pass: the host computes its experts, or they are copied."""
-        ways = (self._by_host, self._streamed)
-        return min((way(tokens, attention, sampled, num_gpu_experts) for way in ways), key=lambda it: it.seconds)
+        by_host = self._by_host(tokens, attention, sampled, num_gpu_experts, is_decode=is_decode)
+        streamed = self._streamed(tokens, attention, sampled, num_gpu_experts)
+        return by_host if by_host.seconds <= streamed.seconds else streamed
 
-    def _by_host(self, tokens: float, attention: KernelWork, sampled: float, num_gpu_experts: int) -> HybridPass:
-        """Return a pass whose host computes its experts."""
+    def _by_host(
+        self, tokens: float, attention: KernelWork, sampled: float, num_gpu_experts: int, *, is_decode: bool = False
+    ) -> HybridPass:
+        """Return a pass whose host computes its experts, and reads absent ones from disk."""
         costs, layers = self.costs, self.costs.num_moe_layers
         on_device, on_host = self._chosen(tokens, num_gpu_experts)
         device_s = layers * _experts_s(self.machine.level(DEVICE), costs, on_device)
@@ -153,6 +176,11 @@ class HybridCosts(CostModel):
             TO_DEVICE: back_s,
             FROM_DEVICE: there_s,
         }
+        reads = self._pass_reads(tokens, is_decode=is_decode)
+        num_read = reads.num_read(self.on_disk(num_gpu_experts))
+        if num_read:
+            busy[DISK_OFFLOAD] = reads.read_s(num_read)
+        host_s += reads.wait_s(num_read)
         return HybridPass(others_s + self._seams_s + there_s + back_s + max(device_s, host_s), busy)
 
     def _streamed(self, tokens: float, attention: KernelWork, sampled: float, num_gpu_experts: int) -> HybridPass:
@@ -166,7 +194,22 @@ class HybridCosts(CostModel):
         copied_bytes = (self.sizes.num_experts - num_gpu_experts) * expert_bytes
         copy_s = self.weight_link.seconds(copied_bytes, expert_bytes)
         busy = {DEVICE_COMPUTE: device_s, HOST_COMPUTE: 0.0, TO_DEVICE: layers * copy_s, FROM_DEVICE: 0.0}
-        return HybridPass(self._seams_s + copy_s + max(device_s, (layers - 1) * copy_s), busy)
+        disk_s = 0.0
+        if num_read := self.on_disk(num_gpu_experts) * self.sizes.num_in_all:
+            busy[DISK_OFFLOAD] = disk_s = num_read * self._pass_reads(tokens).rates.read_s(NUM_READERS)
+        return HybridPass(self._seams_s + copy_s + max(device_s, (layers - 1) * copy_s, disk_s), busy)
+
+    def _pass_reads(self, tokens: float, *, is_decode: bool = False) -> ExpertReads:
+        """Return the reads of a pass, by the share of experts on disk."""
+        known = self.routing
+        if is_decode:
+            return self._expert_reads(tokens, known.decode_distinct, known.decode_misses)
+        return self._expert_reads(tokens, known.prefill_distinct, known.prefill_misses)
+
+    @property
+    def read_expert_bytes(self) -> float:
+        """See `CostModel.read_expert_bytes`."""
+        return self.sizes.on_host.expert_bytes
 
     @property
     def _seams_s(self) -> float:
@@ -195,8 +238,10 @@ class HybridCosts(CostModel):
         return device_s + host.pass_s + sampled * host.token_s
 
 
-def hybrid_policy_of(costs: ModelCosts, number: int, num_gpu_experts: int, chunk_tokens: int = CHUNK_TOKENS) -> Policy:
-    """Return the policy with so many sequences, and experts of each layer on the device."""
+def hybrid_policy_of(
+    costs: ModelCosts, number: int, num_gpu_experts: int, chunk_tokens: int = CHUNK_TOKENS, *, on_disk: float = 0.0
+) -> Policy:
+    """Return the policy with so many sequences, experts of each layer on the device, and a share on disk."""
     share = num_gpu_experts / costs.shape.routing.num_experts
     return Policy(
         batch_size=number,
@@ -205,6 +250,7 @@ def hybrid_policy_of(costs: ModelCosts, number: int, num_gpu_experts: int, chunk
         ffn_on_device=True,
         weights_on_device=1 - (1 - share) * costs.experts_bytes / costs.layers_bytes,
         kv_on_device=1.0,
+        experts_on_disk=on_disk,
         num_gpu_experts=num_gpu_experts,
         chunk_tokens=max(chunk_tokens, number),
     )

@@ -1,4 +1,4 @@
-"""Memory where a device holds some experts of each layer and the host all of them. Knows no machine."""
+"""Memory where a device holds some experts of each layer and the host all others or some. Knows no machine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from math import ceil
 from typing import Final, NamedTuple
 
 from moeflow.core.hybrid_config import HybridConfig
+from moeflow.experts.slot_arena import arena_bytes
 from moeflow.planner.costs.gpu_work_space import graph_bytes, pass_bytes
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.process_memory import PROCESS_BYTES
@@ -46,9 +47,22 @@ class HybridSizes:
         """The bytes of a token's hidden states on their way between the device and the host."""
         return self.costs.shape.hidden_size * FLOAT_BYTES
 
-    def host_bytes(self, passes: Passes) -> int:
-        """Return the main memory of all experts, and of buffers of passes."""
-        return ceil(self.on_host.experts_bytes) + NUM_RINGS * passes.num_tokens * self.row_bytes
+    @property
+    def slab_bytes(self) -> int:
+        """Bytes of a slot in main memory."""
+        return ceil(self.on_host.largest_expert_bytes)
+
+    @property
+    def num_in_all(self) -> int:
+        """Experts of all layers."""
+        return self.costs.num_moe_layers * self.num_experts
+
+    def host_bytes(self, passes: Passes, num_slots: int | None = None) -> int:
+        """Return the main memory of all experts, or of slots for some, and of buffers of passes."""
+        experts_bytes = ceil(self.on_host.experts_bytes)
+        if num_slots is not None:
+            experts_bytes = arena_bytes(num_slots, self.slab_bytes)
+        return experts_bytes + NUM_RINGS * passes.num_tokens * self.row_bytes
 
     def device_bytes(self, num_gpu_experts: int, passes: Passes, kv_bytes: float) -> int:
         """Return the device's memory with so many experts of each layer."""

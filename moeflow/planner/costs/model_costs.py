@@ -198,6 +198,12 @@ class ModelCosts:
         """One expert, on average."""
         return self._network_bytes(self.expert_values, self._moe_layers(range(self.shape.num_layers)))
 
+    @cached_property
+    def largest_expert_bytes(self) -> float:
+        """An expert in the layer where it takes most."""
+        layers = self._moe_layers(range(self.shape.num_layers)) if self.formats.layers else [0]
+        return max(self._network_bytes(self.expert_values, [layer]) for layer in layers)
+
     @property
     def experts_bytes(self) -> float:
         """All experts of all layers."""

@@ -37,7 +37,8 @@ def hybrid_policy(model: HybridCosts, objective: Objective, number: int) -> Poli
     most = model.sizes.most_gpu_experts(have[DEVICE], Passes(asked.chunk_tokens, number), model.kv_bytes(number))
     if most is None or model.memory_of(asked)[RAM] > have[RAM]:
         return None
-    return hybrid_policy_of(model.costs, number, model.best_gpu_experts(number, most))
+    best = model.best_gpu_experts(number, most)
+    return hybrid_policy_of(model.costs, number, best, on_disk=model.on_disk(best))
 
 
 def no_hybrid_room(model: HybridCosts, objective: Objective) -> CapacityError:

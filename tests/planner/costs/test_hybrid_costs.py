@@ -180,3 +180,32 @@ def test_other_policies_cost_what_a_device_alone_takes():
     policy = dataclasses.replace(hybrid_policy_of(both.costs, 2, 8), num_gpu_experts=None)
     assert both.predict(policy) == plain.predict(policy)
     assert both.memory_of(policy) == plain.memory_of(policy)
+
+
+def test_experts_in_no_slot_are_read_from_disk():
+    layers, top_k, num_experts, number = 48, 8, 128, 32
+    expert_bytes, read_s = 3 * 2048 * 768 * 2, 3 * 2048 * 768 * 2 / 5e8
+    num_slots = layers * 48  # beside 32 on the device: 48 of 128 have none
+    model, all_there = hybrid(num_host_slots=num_slots), hybrid()
+    policy = hybrid_policy_of(WIDE, 1, number, on_disk=model.on_disk(number))
+    assert policy.experts_on_disk == pytest.approx(48 / num_experts)
+    num_read = layers * top_k * 48 / num_experts
+    step, without = model.decode_pass(1, number), all_there.decode_pass(1, number)
+    assert step.busy["disk"] == pytest.approx(num_read * read_s)
+    stops_s = layers * (1 - (1 - 48 / num_experts) ** top_k) * 1e-3
+    assert step.seconds - without.seconds == pytest.approx(num_read * (read_s + 1e-4) + stops_s)
+    used = model.memory_of(policy)
+    assert used[RAM] == pytest.approx(num_slots * expert_bytes + 4 * 2048 * 2048 * 4, rel=1e-3)
+    assert used["disk"] == pytest.approx(layers * 48 * expert_bytes)
+    assert used[DEVICE] == all_there.memory_of(policy)[DEVICE]
+    prompt = model._streamed(4000, WIDE.prefill_attention(1, 4000), 1, number)
+    assert prompt.seconds == pytest.approx(layers * 48 * read_s, rel=0.05)
+    enough = hybrid(num_host_slots=layers * (num_experts - number))
+    assert enough.on_disk(number) == 0
+    assert enough.decode_pass(1, number) == without
+
+
+def test_an_expert_from_disk_has_the_hosts_format():
+    narrow = ModelCosts(QWEN3_30B_A3B, dataclasses.replace(HALF, matrices="float16"))
+    bytes_of = [hybrid(narrow, name, num_host_slots=0).read_expert_bytes for name in ("bfloat16", "float32")]
+    assert bytes_of == [3 * 2048 * 768 * 2, 3 * 2048 * 768 * 4]
