@@ -134,7 +134,7 @@ class PlanValidation:
     def rows(self) -> list[CheckRow]:
         """Return predictions and measurements, speeds first."""
         rows = [self._speed(case) for case in self.cases]
-        if self.config.experts is not None:
+        if self._reads_alone:
             rows += self._kinds()
         total = sum(self._predict(case).seconds for case in self.cases)
         really = sum(self._measured[it].seconds(it) for it in self.cases)
@@ -146,6 +146,11 @@ class PlanValidation:
             )
             rows.append(CheckRow("peak memory", "bytes", most, peak))
         return rows
+
+    @property
+    def _reads_alone(self) -> bool:
+        """Whether passes take time for the host's kernels and for reads only."""
+        return self.config.experts is not None and self.config.hybrid is None
 
     def _text(self) -> list[int]:
         """Return what prompts are made of. Which experts come from disk depends on it; otherwise anything will do."""
@@ -243,7 +248,7 @@ class PlanValidation:
 
     def _speed(self, case: SpeedCase) -> CheckRow:
         predicted, measured = self._predict(case).seconds, self._measured[case].seconds(case)
-        informed = self._informed_s(case) if self.config.experts is not None else None
+        informed = self._informed_s(case) if self._reads_alone else None
         if case.new_tokens:
             num = case.num_tokens
             return CheckRow(case.name, "tokens/s", num / predicted, num / measured, informed and num / informed)

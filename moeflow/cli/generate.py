@@ -111,10 +111,10 @@ def generate(
         write_token_trees(token_trees_file, drafts(asked, results))
     if with_stats:
         click.echo(summary(results, timings), err=True)
-        if stats.experts_on_disk:
-            click.echo(expert_summary(stats), err=True)
         if stats.gpu_pairs_total + stats.cpu_pairs_total:
             click.echo(hybrid_summary(stats), err=True)
+        elif stats.experts_on_disk:
+            click.echo(expert_summary(stats), err=True)
     errors = [output.error for result in results for output in result.outputs if output.error]
     if errors:
         raise EngineError(errors[0])
@@ -225,11 +225,24 @@ def summary(results: list[RequestOutput], timings: Timings) -> str:
 
 
 def hybrid_summary(stats: EngineStats) -> str:
-    """Write in a line how a GPU and the CPU have shared a model's experts."""
-    return (
-        f"experts: {stats.experts_on_gpu} on the GPU, which computed {stats.gpu_share:.0%} of choices; "
-        f"the CPU computed for {stats.cpu_experts_s_total:.2f} s and waited {stats.cpu_wait_s_total:.2f} s; "
-        f"{stats.expert_moves_total} moved"
+    """Write a table of the kinds of memory with experts, and how a GPU and the CPU have shared these."""
+    tiers = stats.expert_tiers
+    num_needed = max(sum(tier.num_needed for tier in tiers), 1)
+    rows = [f"{tier.name:<12}{tier.num_experts:>8}{tier.num_needed / num_needed:>8.0%}" for tier in tiers]
+    read = ""
+    if stats.experts_on_disk:
+        read = (
+            f"; {format_bytes(stats.expert_demand_bytes_total)} were read, "
+            f"which took {stats.expert_stall_s_total:.2f} s of it"
+        )
+    return "\n".join(
+        [
+            f"{'experts':<12}{'there':>8}{'needed':>8}",
+            *rows,
+            f"the GPU computed {stats.gpu_share:.0%} of choices; the CPU computed for "
+            f"{stats.cpu_experts_s_total:.2f} s and waited {stats.cpu_wait_s_total:.2f} s; "
+            f"{stats.expert_moves_total} moved{read}",
+        ]
     )
 
 

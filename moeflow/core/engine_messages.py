@@ -7,7 +7,7 @@ stats (which ride on the outputs), shutdown.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -181,6 +181,14 @@ def trial_stats(trials: Iterable[GainTrial]) -> list[TrialStats]:
     return [TrialStats(name=trial.name, is_on=bool(trial.verdict), reason=trial.reason) for trial in trials]
 
 
+class ExpertTier(NamedTuple):
+    """A kind of memory with experts."""
+
+    name: str
+    num_experts: int
+    num_needed: int  # by passes, found there
+
+
 class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
     """What became of experts that come from disk, lie on ranks, or are those of other replicas.
 
@@ -217,11 +225,22 @@ class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
     # Of experts from a rank to another, to its further homes, or away from these; or to a GPU's slot.
     expert_moves_total: int = 0
     experts_on_gpu: int = 0  # slots of a model that shares its experts between a GPU and the CPU
+    gpu_hits_total: int = 0  # experts that a pass needed and the GPU had
     gpu_pairs_total: int = 0  # of token and expert that the GPU computed, in passes of both
     cpu_pairs_total: int = 0  # all others
     cpu_experts_s_total: float = 0.0  # the CPU computed those; the GPU waits after its own experts
     cpu_wait_s_total: float = 0.0  # the CPU waited for the GPU
     streamed_passes_total: int = 0  # of long prompts, whose experts were copied to the GPU
+
+    @property
+    def expert_tiers(self) -> list[ExpertTier]:
+        """Experts on each kind of memory, and how often passes found an expert there; the fastest memory comes first."""
+        found = [
+            ExpertTier("the GPU", self.experts_on_gpu, self.gpu_hits_total),
+            ExpertTier("main memory", self.experts_in_slots, self.expert_hits_total),
+            ExpertTier("disk", self.experts_on_disk, self.expert_late_total + self.expert_misses_total),
+        ]
+        return [tier for tier in found if tier.num_experts or tier.num_needed]
 
     @property
     def gpu_share(self) -> float:

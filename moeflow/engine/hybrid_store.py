@@ -60,9 +60,11 @@ class HybridStore:
     def stats(self) -> ExpertStats:
         """Return the counters as they are now."""
         now = self.pool.counters()
+        in_memory = ExpertStats(expert_hits_total=now.num_cpu_hits, experts_in_slots=self.pool.is_on_gpu.size)
         return msgspec.structs.replace(
-            ExpertStats() if self._disk is None else self._disk.stats(),
+            in_memory if self._disk is None else self._disk.stats(),
             experts_on_gpu=self.pool.num_slots,
+            gpu_hits_total=now.num_gpu_hits,
             gpu_pairs_total=now.num_gpu_pairs,
             cpu_pairs_total=now.num_cpu_pairs,
             cpu_experts_s_total=now.cpu_s,

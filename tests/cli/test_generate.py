@@ -177,17 +177,30 @@ def test_stats_tell_of_experts_that_come_from_disk(llm):
 def test_stats_tell_of_experts_that_a_gpu_and_the_cpu_share(llm):
     llm.counted = EngineStats(
         experts_on_gpu=96,
+        gpu_hits_total=6,
+        experts_in_slots=128,
+        expert_hits_total=4,
         gpu_pairs_total=30,
         cpu_pairs_total=10,
         cpu_experts_s_total=1.5,
         cpu_wait_s_total=0.25,
         expert_moves_total=7,
     )
-    line = (
-        "experts: 96 on the GPU, which computed 75% of choices; "
-        "the CPU computed for 1.50 s and waited 0.25 s; 7 moved\n"
+    lines = (
+        "experts        there  needed\n"
+        "the GPU           96     60%\n"
+        "main memory      128     40%\n"
+        "the GPU computed 75% of choices; the CPU computed for 1.50 s and waited 0.25 s; 7 moved\n"
     )
-    assert run("-p", "abc", "--stats").stderr.endswith(line)
+    assert run("-p", "abc", "--stats").stderr.endswith(lines)
+    llm.counted = msgspec.structs.replace(
+        llm.counted,
+        **{"experts_in_slots": 40, "experts_on_disk": 200, "expert_misses_total": 4, "expert_late_total": 1},
+        **{"expert_demand_bytes_total": 3 * 2**20, "expert_stall_s_total": 0.5},
+    )
+    shown = run("-p", "abc", "--stats").stderr
+    assert "the GPU           96     40%\nmain memory       40     27%\ndisk             200     33%\n" in shown
+    assert shown.endswith("; 7 moved; 3.0 MiB were read, which took 0.50 s of it\n")
 
 
 def test_a_failed_completion_is_an_exit_code(llm):

@@ -125,6 +125,15 @@ def test_experts_from_disk_give_the_same_tokens(model, tmp_path, num_slots):
             assert stats.experts_on_gpu == num_gpu_experts * LAYERS
             assert (stats.expert_misses_total > 0) == (num_gpu_experts < 4)
             assert stats.experts_in_slots <= LAYERS * (4 - num_gpu_experts)
+            tiers = {tier.name: tier.num_needed for tier in stats.expert_tiers}
+            if num_gpu_experts < 4:
+                assert list(tiers) == ["the GPU", "main memory", "disk"][num_gpu_experts == 0 :]
+            assert (tiers.get("the GPU", 0) > 0) == (num_gpu_experts == 2)
+            in_memory = answers(config)[1]
+            assert (stats.gpu_hits_total, stats.gpu_pairs_total) == (
+                in_memory.gpu_hits_total,
+                in_memory.gpu_pairs_total,
+            )
 
 
 def test_an_expert_that_cannot_be_read_fails_its_pass_alone(model, tmp_path, monkeypatch):

@@ -191,15 +191,20 @@ def shares(config: EngineConfig, memory: MemoryPlan, shape: ModelConfig) -> list
     """Return what a memory limit is used for. The limits of `generate` also apply to a server, with fewer bytes for
     experts."""
     processes = "both processes" if memory.is_served else "the process; a server takes some 300 MiB more"
+    num_experts = shape.routing.num_experts * shape.num_moe_layers
+    held = "weights that stay there"
+    if config.hybrid is not None and config.experts is not None:
+        held = f"experts: {config.experts.num_slots} of {num_experts}; the GPU and the disk have the others"
     lines = [
         (memory.process_bytes, processes),
-        (memory.weight_bytes, "weights that stay there"),
+        (memory.weight_bytes, held),
         (memory.work_bytes, f"work space of a pass of {config.scheduler.max_num_batched_tokens} tokens, at most"),
     ]
-    if config.experts is None:
+    if config.hybrid is not None:  # keys and values are on the GPU
+        lines.pop()
+    elif config.experts is None:
         lines.append((config.kv_cache_bytes, "keys and values, at most"))
     else:
-        num_experts = shape.routing.num_experts * shape.num_moe_layers
         lines += [
             (config.kv_cache_bytes, "keys and values, at most; experts have what these two do not need"),
             (

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ExpertsOnDisk(HybridExperts):
-    """A layer's experts over the slots of a cache, in which the GPU's experts have none."""
+    """A layer's experts over the slots of a cache. The GPU's experts have no slots there."""
 
     def parts(self) -> tuple[()]:
         """Return nothing: the cache fills its slots."""

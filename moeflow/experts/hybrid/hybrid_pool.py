@@ -21,7 +21,6 @@ from moeflow.experts.hybrid.popularity import Popularity
 from moeflow.experts.hybrid.seam import Seam, Step
 from moeflow.experts.hybrid.shared_sums import GPUSums, SharedSums
 from moeflow.experts.hybrid.slab_copies import PinnedMemory
-from moeflow.experts.hybrid.slot_tables import NO_SLOT
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +34,8 @@ class HybridCounters(msgspec.Struct, frozen=True):
 
     num_gpu_pairs: int  # of token and expert, in passes that both processors compute
     num_cpu_pairs: int
+    num_gpu_hits: int  # experts of layers that passes needed, and the GPU had
+    num_cpu_hits: int  # all others
     num_moves: int
     num_streamed_passes: int
     cpu_s: float  # the CPU computed experts; the GPU waits after its own ones
@@ -58,6 +59,7 @@ class HybridPool:
         self._pinned = PinnedMemory(blocks, layers.device)
         self.takes_graphs = True
         self._num_gpu_pairs = self._num_cpu_pairs = self._num_streamed = 0
+        self._num_gpu_hits = self._num_cpu_hits = 0
         has_all = self._config.num_gpu_experts == self._tables.num_experts
         with out_of_memory_as(_NO_ROOM):
             self._seam = Seam(self._lanes, layers.device, num_rows, packed.hidden, top_k)
@@ -95,15 +97,18 @@ class HybridPool:
             self._num_streamed += 1
 
     def end_pass(self) -> None:
-        """Count the choices of a pass."""
-        ids = self._shared.choices()
-        if ids is None:
-            return
-        layers = np.arange(len(ids))[:, None, None]
-        num_on_gpu = int(np.count_nonzero(self._tables.slots[layers, ids] != NO_SLOT))
-        self._num_gpu_pairs += num_on_gpu
-        self._num_cpu_pairs += ids.size - num_on_gpu
-        self.popularity.observe(ids)
+        """Count the choices of a pass. One that streams needs all experts."""
+        ids, is_on_gpu = self._shared.choices(), self._tables.is_on_gpu
+        is_used = np.full_like(is_on_gpu, fill_value=self._layers.way is self._stream)
+        if ids is not None:
+            layers = np.arange(len(ids))[:, None, None]
+            is_used[layers, ids] = True
+            num_on_gpu = int(np.count_nonzero(is_on_gpu[layers, ids]))
+            self._num_gpu_pairs += num_on_gpu
+            self._num_cpu_pairs += ids.size - num_on_gpu
+            self.popularity.observe(ids)
+        self._num_gpu_hits += int(np.count_nonzero(is_used & is_on_gpu))
+        self._num_cpu_hits += int(np.count_nonzero(is_used & ~is_on_gpu))
 
     def drop_pass(self) -> None:
         """Forget a pass that failed. Blocks: until the GPU is idle."""
@@ -118,6 +123,8 @@ class HybridPool:
         return HybridCounters(
             num_gpu_pairs=self._num_gpu_pairs,
             num_cpu_pairs=self._num_cpu_pairs,
+            num_gpu_hits=self._num_gpu_hits,
+            num_cpu_hits=self._num_cpu_hits,
             num_moves=self._mover.num_moves,
             num_streamed_passes=self._num_streamed,
             cpu_s=self._seam.computed_s,

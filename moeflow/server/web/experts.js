@@ -16,6 +16,7 @@ export function expertFacts(stats, before) {
   if (!stats?.expert_slots) return [];
   const needed = stats.expert_hits_total + stats.expert_late_total + stats.expert_misses_total;
   return [
+    ...(stats.experts_on_gpu ? [["On the GPU", gpuText(stats, needed)]] : []),
     ["Memory limit", stats.memory_limit_bytes ? formatBytes(stats.memory_limit_bytes) : "none"],
     ["In memory", `${stats.experts_in_slots} of ${stats.experts_on_disk}`],
     ["Found there", needed ? `${Math.round((100 * stats.expert_hits_total) / needed)}%` : NONE],
@@ -24,6 +25,11 @@ export function expertFacts(stats, before) {
     ["Read ahead", stats.is_prefetching ? "on" : "off"],
     ...lenderFacts(stats),
   ];
+}
+
+function gpuText(stats, neededElsewhere) {
+  const needed = stats.gpu_hits_total + neededElsewhere;
+  return `${stats.experts_on_gpu}, ${needed ? Math.round((100 * stats.gpu_hits_total) / needed) : 0}% of those needed`;
 }
 
 /** Terms and details of the machines that lend memory; empty if there are none. */

@@ -204,6 +204,11 @@ def test_a_memory_limit_is_shared_out_line_by_line():
         assert line in said
     resident = dataclasses.replace(CONFIG, memory=memory)
     assert not any("experts:" in finding.found for finding in model_check.limits(resident, TINY))
+    hybrid = HybridConfig(num_gpu_experts=2, cpu_weight_format="int4", cpu_isa="avx2", stream_tokens=0)
+    said = "\n".join(it.found for it in model_check.limits(dataclasses.replace(config, hybrid=hybrid), TINY))
+    assert "100.0 MiB  experts: 10 of 16; the GPU and the disk have the others" in said
+    assert "of a pass" not in said
+    assert said.count("keys and values") == 0
 
 
 @pytest.mark.parametrize(("file", "is_told"), [("", True), ("/cache/model.slabs", False)])

@@ -79,6 +79,7 @@ class Rig:
         self.pool = HybridPool(self.layers, ROWS, TOP_K)
         self.lanes.watch(self.pool)
         self.moves: list[Move] = []
+        self.num_needed = 0  # distinct experts of all layers and passes
         self.pool.popularity.moves = self._next_moves  # type: ignore[method-assign]
         run = self.pool._seam._run_step
 
@@ -107,6 +108,8 @@ class Rig:
                 expected = fused_experts(hidden, *self.weights[layer], ids[layer], weights, residual=hidden.clone())
                 torch.testing.assert_close(got, expected, atol=self.tolerance, rtol=self.tolerance)
         self.pool.end_pass()
+        streams = num_tokens >= STREAMED
+        self.num_needed += LAYERS * EXPERTS if streams else sum(len(of_layer.unique()) for of_layer in ids)
 
     def run_twice(self, num_tokens: int) -> None:
         """Compute two passes."""
@@ -129,6 +132,12 @@ def test_each_expert_is_computed_once(monkeypatch, num_slots, num_tokens):
     assert counters.num_streamed_passes == 3 * is_streamed
     is_counted = num_slots < EXPERTS and not is_streamed
     assert counters.num_gpu_pairs + counters.num_cpu_pairs == is_counted * 3 * num_tokens * TOP_K * LAYERS
+    num_hits = counters.num_gpu_hits + counters.num_cpu_hits
+    assert num_hits == (rig.num_needed if num_slots < EXPERTS else 0)
+    if is_streamed:
+        assert counters.num_gpu_hits == 3 * LAYERS * num_slots
+    if not num_slots:
+        assert counters.num_gpu_hits == 0
     assert rig.lanes.cuda.races == []
 
 
