@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -75,6 +75,16 @@ class OffloadConfig:
     def torch_device(self) -> str:
         """Where the device's tensors are, as torch calls it."""
         return "cpu" if self.cuda is None else self.cuda.name
+
+    def beside(self, num_devices: int) -> OffloadConfig:
+        """Return the same for one of so many devices, each with a link of its own, which divide an emulated host."""
+        if self.emulated is None:
+            return self
+        speeds = self.emulated.speeds
+        shared = msgspec.structs.replace(
+            speeds, host_bytes=speeds.host_bytes / num_devices, host_flops=speeds.host_flops / num_devices
+        )
+        return replace(self, emulated=replace(self.emulated, speeds=shared))
 
     @property
     def computes_in_torch(self) -> bool:

@@ -111,16 +111,13 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
             lossy = _lossy_routing(model, tables, config)
         if experts is not None and hybrid is None:
             experts.prefetch_by(prefetch_sources.prefetch_sources(model, checkpoint, config, tables))
+        served = served_model(model, config, upkeep, trace)
+        on_failure.callback(served.close)
         if ranks is not None:
             ranks.wait_until_loaded()
         if replica is not None:
             on_failure.callback(replica.close)
             replica.begin(config.num_threads)
-        served: LanguageModel | offloaded_model.OffloadedModel = model
-        if config.offload is not None:
-            assert isinstance(model, CausalLM), "devices are for decoder-only models"
-            served = offloaded_model.OffloadedModel(model, config, trace)
-            on_failure.callback(served.close)
         store = _pass_experts(hybrid, config, model.config, experts, on_failure)
         info = _describe(model.config, checkpoint, config)
         others = OtherProcesses(ranks, upkeep, replica)
@@ -130,6 +127,16 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
             memory.pages.begin()
             runner.close_too(memory.pages)
         return runner
+
+
+def served_model(
+    model: LanguageModel, config: EngineConfig, upkeep: rank_upkeep.RankUpkeep | None, trace: Trace | None = None
+) -> LanguageModel | offloaded_model.OffloadedModel:
+    """Return what computes a loaded model's passes: itself, or a pipeline. Raises: as `OffloadedModel`."""
+    if config.offload is None:
+        return model
+    assert isinstance(model, CausalLM), "devices are for decoder-only models"
+    return offloaded_model.OffloadedModel(model, config, trace, None if upkeep is None else upkeep.devices)
 
 
 def _lossy_routing(
@@ -208,7 +215,16 @@ def make_allocator(
                 on_route=on_route,
                 expert_capacity=capacity,
             )
-        return SlabAllocator(dtype, device, routers, memory, on_route=on_route, expert_capacity=capacity)
+        return SlabAllocator(
+            dtype,
+            device,
+            routers,
+            memory,
+            tensor_group=None if ranks is None else ranks.devices,
+            expert_devices=_expert_devices(config, ranks),
+            on_route=on_route,
+            expert_capacity=capacity,
+        )
     return PackedAllocator(
         dtype,
         device,
@@ -292,7 +308,7 @@ def _expert_home(
 def make_upkeep(checkpoint: Checkpoint, config: EngineConfig, group: Group) -> rank_upkeep.RankUpkeep:
     """Return a rank's part of the model, and its work between passes."""
     assert config.parallel is not None
-    device = None if config.device == "cpu" else device_of_layers(config)
+    device = None if config.device == "cpu" and config.offload is None else device_of_layers(config)
     return rank_upkeep.RankUpkeep(group, read_model_config(checkpoint), config.parallel, device)
 
 

@@ -84,6 +84,19 @@ def with_kv_heads_of(shape: ModelConfig, parallel: ParallelConfig | None, rank: 
     return shape.with_fields(num_kv_heads=kept(shape.attention.num_kv_heads), layer_kinds=kinds)
 
 
+def shape_of_rank(shape: ModelConfig, parallel: ParallelConfig | None) -> ModelConfig:
+    """Return a model as large as the part that each of several ranks has, where heads and slices divide evenly."""
+    if parallel is None:
+        return shape
+    number, networks = parallel.num_ranks, shape.feed_forward
+    own = with_kv_heads_of(shape, parallel, 0)
+    return own.with_fields(
+        num_heads=shape.attention.num_heads // number,
+        intermediate_size=networks.intermediate_size // number,
+        dense_intermediate_size=networks.dense_intermediate_size // number,
+    )
+
+
 def scaled(block: range, factor: int) -> range:
     """Return a block of things that are so many smaller ones each, as a block of these."""
     return range(block.start * factor, block.stop * factor)

@@ -17,6 +17,7 @@ HOST = "host"  # the lane of the host's processor
 HOST_TO_DEVICE = "host_to_device"
 DEVICE_TO_HOST = "device_to_host"
 HOST_TO_PINNED = "host_to_pinned"
+BETWEEN_DEVICES = "between_devices"  # sums of several devices that share each layer
 
 NUM_WINDOWS: Final = 2  # blocks of keys and values on their way to the device, of one micro-batch each
 
@@ -33,6 +34,8 @@ OP_LANES: Final = {  # of all ops except the device's own
     "offload_qkv": DEVICE_TO_HOST,
     "offload_routed": DEVICE_TO_HOST,
     "store_kv": DEVICE_TO_HOST,
+    "sum_attention": BETWEEN_DEVICES,
+    "sum_network": BETWEEN_DEVICES,
 }
 
 

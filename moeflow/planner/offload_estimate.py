@@ -32,7 +32,8 @@ class OffloadEstimator(msgspec.Struct, frozen=True):
 
     def costs(self, workload: Workload) -> CostModel:
         """Return the costs of a workload."""
-        return CostModel(self.machine, costs_of(self.shape, self.config), workload, process_bytes=PROCESS_BYTES)
+        costs, number = costs_of(self.shape, self.config), self.machine.num_devices
+        return CostModel(self.machine, costs, workload, process_bytes=PROCESS_BYTES, num_devices=number)
 
     def policy(self, batch_size: int, max_tokens: int) -> Policy:
         """Return the policy that the configuration carries out for a batch."""
@@ -100,6 +101,7 @@ def offload_policy(offload: OffloadConfig, model: CostModel, batch_size: int, pa
         kv_on_device=offload.num_resident_kv_layers / costs.shape.num_layers if on_device else 0.0,
         chunk_tokens=pass_tokens,
         prompts=_prompts(offload, model.workload.prompt_len),
+        num_devices=model.num_devices,
     )
     most = num_experts - offload.num_resident_experts if OFFLOADING[offload.pipeline].make_sharing_tasks else 0
     asked = offload.num_hosted_experts

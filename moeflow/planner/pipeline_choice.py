@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,7 @@ import msgspec
 
 from moeflow.core.engine_config import SchedulerConfig
 from moeflow.core.errors import CapacityError
-from moeflow.core.hardware import Machine
+from moeflow.core.hardware import DEVICE, Machine, MemoryLevel
 from moeflow.core.offload_config import DeviceConfig, EmulatedDeviceConfig
 from moeflow.core.plan import Policy
 from moeflow.pipeline.catalog import OFFLOADING
@@ -24,6 +25,7 @@ from moeflow.planner.choices.offload_plan import OffloadOverrides, plan_offload
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.model_costs import ModelCosts
+from moeflow.planner.costs.rank_costs import Sharing
 from moeflow.planner.hardware.emulated_machine import with_emulated_device
 from moeflow.planner.hardware.gpu_figures import figures_file, gpu_figures, with_gpu
 from moeflow.planner.hardware.host import HostResources
@@ -40,18 +42,24 @@ _STEP: Final = 1.5  # of sizes of micro-batches
 
 
 def choose_pipeline(
-    overrides: OffloadOverrides, costs: ModelCosts, limits: SchedulerConfig, machine: Machine, usage: Usage
+    overrides: OffloadOverrides,
+    costs: ModelCosts,
+    limits: SchedulerConfig,
+    machine: Machine,
+    usage: Usage,
+    own: ModelCosts | None = None,
 ) -> tuple[OffloadOverrides, Reasons]:
     """Return the fastest choices for `limits.max_num_seqs` requests of the usage, and why.
 
-    `machine` has the device. If nothing fits, the overrides stay as they are, and allocating explains.
+    `machine` has the devices; `own` are the costs of each one's part, None: there is one. If nothing fits, the
+    overrides stay as they are, and allocating explains.
     """
-    model = CostModel(machine, costs, usage.workload)
+    model = CostModel(machine, costs, usage.workload, num_devices=machine.num_devices)
     goal = "latency" if usage.goal == "latency" else "throughput"
     found: list[tuple[float, OffloadOverrides, Policy]] = []
     for candidate in _candidates(overrides, limits):
         with suppress(CapacityError):
-            offload = plan_offload(candidate, costs, limits)
+            offload = plan_offload(candidate, own or costs, limits)
             policy = offload_policy(offload, model, limits.max_num_seqs, limits.max_num_batched_tokens)
             found.append((cost_per_token(model, policy, goal), candidate, policy))
     if not found:
@@ -79,9 +87,28 @@ def _candidates(overrides: OffloadOverrides, limits: SchedulerConfig) -> Iterato
             yield msgspec.structs.replace(overrides, pipeline=name, micro_batch_tokens=size, resident_kv=share)
 
 
-def with_device(machine: Machine, device: DeviceConfig, here: HostResources, cache_dir: Path | None) -> Machine:
-    """Return a machine with the device. Blocks: for some seconds on a GPU that is measured first."""
+def with_devices(
+    machine: Machine, device: DeviceConfig, number: int, here: HostResources, cache_dir: Path | None
+) -> Machine:
+    """Return a machine with so many such devices, each with a link. Blocks: for some seconds on a GPU that
+    is measured first.
+    """
     if isinstance(device, EmulatedDeviceConfig):
-        return with_emulated_device(machine, device)
-    file = figures_file(cache_dir, here, device.name)
-    return with_gpu(machine, gpu_figures(device.name, device.memory_bytes, file))
+        found = with_emulated_device(machine, device)
+    else:
+        file = figures_file(cache_dir, here, device.name)
+        found = with_gpu(machine, gpu_figures(device.name, device.memory_bytes, file))
+    if number == 1:
+        return found
+    links = (
+        replace(link, is_shared=link.is_shared and DEVICE not in (link.source, link.target)) for link in found.links
+    )
+    levels = (_of_each(level, device, number) if level.name == DEVICE else level for level in found.levels)
+    return replace(found, links=tuple(links), levels=tuple(levels), num_devices=number)
+
+
+def _of_each(level: MemoryLevel, device: DeviceConfig, number: int) -> MemoryLevel:
+    """Return one of several devices; emulated ones without a pace divide this machine's processor."""
+    if not isinstance(device, EmulatedDeviceConfig) or device.speeds.device_flops:
+        return level
+    return Sharing(num_replicas=number).level(level)

@@ -14,6 +14,7 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.plan import Plan
 from moeflow.kernels.on_demand import import_torch, on_demand
+from moeflow.parallel.blocks import shape_of_rank
 from moeflow.planner.best_device import BestDevice, made_plan
 from moeflow.planner.choices.device_offload import (
     check_pipelines,
@@ -24,6 +25,7 @@ from moeflow.planner.choices.device_offload import (
 )
 from moeflow.planner.choices.offload_plan import OffloadOverrides, costs_of
 from moeflow.planner.choices.processor_choice import Reasons
+from moeflow.planner.choices.rank_choice import explain_ranks
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.decision import Decision
 from moeflow.planner.estimate import Estimator
@@ -35,6 +37,7 @@ from moeflow.settings.settings import Settings
 
 with on_demand(__name__):
     from moeflow.planner import offload_estimate, pipeline_choice
+    from moeflow.planner.choices import device_ranks
 
 
 class Resolved(msgspec.Struct, frozen=True):
@@ -134,12 +137,20 @@ def _offloaded(decision: Decision, overrides: OffloadOverrides, settings: Settin
     """Return a plan whose passes go through a pipeline, the best one where the machine's speed is known."""
     config, usage, shape = decision.config(), decision.usage, decision.shape
     check_pipelines(shape)
-    costs = costs_of(shape, config)
     why: Reasons = []
+    if (number := settings.num_ranks or 1) > 1:
+        num_gpus = len(decision.resources.accelerators_free_bytes)
+        parallel = device_ranks.pipeline_ranks(settings, shape, overrides, num_gpus)
+        config = replace(config, parallel=parallel, num_threads=max(config.num_threads // number, 1))
+        explain_ranks(parallel, shape, why)
+    costs, own = costs_of(shape, config), costs_of(shape_of_rank(shape, config.parallel), config)
     machine = machine_of(Wanted(costs=costs, packed_file=None))
     if machine is not None:
-        machine = pipeline_choice.with_device(machine, overrides.device, decision.resources, settings.cache_dir)
-        overrides, why = pipeline_choice.choose_pipeline(overrides, costs, config.scheduler, machine, usage)
+        machine = pipeline_choice.with_devices(
+            machine, overrides.device, number, decision.resources, settings.cache_dir
+        )
+        overrides, tried = pipeline_choice.choose_pipeline(overrides, costs, config.scheduler, machine, usage, own)
+        why += tried
     config, reasons = with_pipeline(config, overrides, shape)
     plan = made_plan(config, settings, usage, [*decision.reasons, *why, *reasons])
     if machine is None:

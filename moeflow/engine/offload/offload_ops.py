@@ -132,9 +132,16 @@ class OffloadOps:
         return self._halves[layer][self._weights.half_of(layer)]
 
     def _end_layer(self, layer: int, micro_batch: MicroBatch) -> None:
-        """Note that a micro-batch is through; after the last one the layer's weights may be overwritten."""
+        self._norm_last(layer, micro_batch)
+        self._use_up(layer)
+
+    def _norm_last(self, layer: int, micro_batch: MicroBatch) -> None:
+        """Normalise what the last layer returns."""
         if layer == len(self._halves) - 1:
             micro_batch.tensors["hidden"] = self._model.norm(micro_batch.tensors["hidden"])
+
+    def _use_up(self, layer: int) -> None:
+        """Note that a micro-batch needs no more weights; after the last one they may be overwritten."""
         self._num_ended[layer] += 1
         if self._num_ended[layer] == len(self.micro_batches):
             self._weights.release(layer)

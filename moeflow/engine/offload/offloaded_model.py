@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from moeflow.engine.offload.divided_expert_ops import DividedExpertOps
 from moeflow.engine.offload.expert_places import place_experts
 from moeflow.engine.offload.host_split import HostExpertSplit
 from moeflow.engine.offload.micro_batches import Cut, MicroBatch, Side, cut_pass, loads_kv
+from moeflow.engine.offload.shared_layer_ops import SharedLayerOps
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection
 from moeflow.kernels.cpu.packed_weight import PackedRows
 from moeflow.kernels.triton.planar_rows import PlanarRows
@@ -29,29 +30,38 @@ from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.rearranged import Rearranged
 from moeflow.models.layers.rotary import RotaryEmbeddings
+from moeflow.parallel.blocks import shape_of_rank
 from moeflow.pipeline.catalog import OFFLOADING, PROMPTS, SEQUENTIAL, Pipeline
 from moeflow.pipeline.device_attention import attending_on_device
 from moeflow.pipeline.devices.cuda_device import CudaDevice
 from moeflow.pipeline.devices.emulated_device import EmulatedDevice
 from moeflow.pipeline.devices.offloaded_kv import KVShape, OffloadedKV
-from moeflow.pipeline.offloading import DEVICE_TO_HOST, HOST, HOST_TO_DEVICE, HOST_TO_PINNED
+from moeflow.pipeline.offloading import BETWEEN_DEVICES, DEVICE_TO_HOST, HOST, HOST_TO_DEVICE, HOST_TO_PINNED
 from moeflow.pipeline.runtime.executor import Executor
 from moeflow.pipeline.runtime.lane import Lane
 from moeflow.pipeline.runtime.trace import Trace
 from moeflow.pipeline.task import Task
+from moeflow.pipeline.tensor_parallel import sharing_layers
 from moeflow.planner.choices.offload_plan import activation_bytes, costs_of
 
+if TYPE_CHECKING:
+    from moeflow.parallel.device_group import DeviceGroup
+
 LANES: Final = (HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, HOST_TO_PINNED)  # in addition to the computing one
-LAUNCHED: Final = (HOST_TO_DEVICE, DEVICE_TO_HOST)  # of these, streams of a device that launches
+LAUNCHED: Final = (HOST_TO_DEVICE, DEVICE_TO_HOST, BETWEEN_DEVICES)  # streams of a device that launches
 
 
 class OffloadedModel:
     """A loaded model, its device, and the threads that keep both busy."""
 
-    def __init__(self, model: CausalLM, config: EngineConfig, trace: Trace | None = None) -> None:
+    def __init__(
+        self, model: CausalLM, config: EngineConfig, trace: Trace | None = None, devices: DeviceGroup | None = None
+    ) -> None:
         """Take a model whose experts are in main memory and whose other weights are on the device.
 
-        Raises: CapacityError if the device lacks memory.
+        `devices`: those of other ranks share each layer.
+
+        Raises: CapacityError if the device lacks memory; ConfigError if devices cannot share such a model's layers.
         """
         assert config.offload is not None
         self.config = model.config
@@ -60,8 +70,9 @@ class OffloadedModel:
         self._pipeline = OFFLOADING[config.offload.pipeline]
         sizes = (config.offload.micro_batch_tokens, config.offload.prompt_micro_batch_tokens)
         self._cut = Cut(*sizes, config.offload.window_blocks, self._pipeline.attends_on_host)
-        self.device = make_device(config.offload)
-        costs = costs_of(model.config, config)
+        self._is_shared = devices is not None
+        self.device = make_device(config.offload if devices is None else config.offload.beside(devices.size))
+        costs = costs_of(shape_of_rank(model.config, config.parallel), config)
         self.device.memory.take(_bytes_outside_experts(model), "weights outside of experts")
         num_bytes = activation_bytes(costs, config.scheduler, *sizes)
         self.device.memory.take(int(num_bytes), "activations")
@@ -71,11 +82,13 @@ class OffloadedModel:
         self._weights = places.weights
         has_experts = [bool(size) for size in self._sharable_bytes]
         self._share = HostExpertSplit(costs, has_experts, self._num_sharable, config.offload.num_hosted_experts)
-        self._ops = DividedExpertOps(model, places.halves, self._weights, self._kv, self.device, costs, self._share)
+        given = (model, places.halves, self._weights, self._kv, self.device, costs, self._share)
+        self._ops = DividedExpertOps(*given) if devices is None else SharedLayerOps(devices, devices.size, *given)
         self._costs = costs
         self._is_warm = False
         launching = LAUNCHED if self.device.launches else ()
-        self._lanes = {name: Lane(name, trace=trace) for name in LANES if name not in launching}
+        lanes = LANES if devices is None else (*LANES, BETWEEN_DEVICES)
+        self._lanes = {name: Lane(name, trace=trace) for name in lanes if name not in launching}
         self._executor = Executor(self._ops.by_name(), self._lanes, launching=launching, trace=trace)
 
     def __call__(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
@@ -128,8 +141,8 @@ class OffloadedModel:
         tasks = make_tasks(self.config.num_layers, len(micro_batches), is_warm=is_warm, wraps=wraps)
         on_device = [each.attends_on_device for each in micro_batches]
         if pipeline.attends_on_host and (self._kv.num_resident or any(on_device)):
-            return attending_on_device(tasks, self._kv.is_resident, on_device.__getitem__)
-        return tasks
+            tasks = attending_on_device(tasks, self._kv.is_resident, on_device.__getitem__)
+        return sharing_layers(tasks) if self._is_shared else tasks
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Shapes: hidden [S, H] from a pass -> [S, V] float32."""
@@ -144,7 +157,7 @@ class OffloadedModel:
             lane.close()
 
     def _place_kv(self, config: EngineConfig) -> OffloadedKV:
-        shape, limits = self._model.config, config.scheduler
+        shape, limits = shape_of_rank(self._model.config, config.parallel), config.scheduler
         kv_shape = KVShape(
             num_blocks=limits.num_blocks,
             block_size=limits.block_size,
@@ -216,5 +229,7 @@ def _expert_addresses(layer: DecoderLayer) -> Iterator[int]:
 
 
 def _memory(destination: Destination) -> Tensor:
+    if isinstance(destination, Rearranged):  # a rank's rows or columns
+        ((destination, _),) = destination.places
     assert not isinstance(destination, PackedUpProjection | PlanarRows | Rearranged), "no such weights are streamed"
     return destination.weight.storage if isinstance(destination, PackedRows) else destination

@@ -12,7 +12,7 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import EngineConfig
 from moeflow.engine.compute_setup import set_up
 from moeflow.engine.forward import make_forward, make_kv_storage
-from moeflow.engine.runner_loading import make_allocator, make_upkeep, weight_memory
+from moeflow.engine.runner_loading import make_allocator, make_upkeep, served_model, weight_memory
 from moeflow.models.importance import known_importance
 from moeflow.models.loading import load_causal_lm
 from moeflow.models.pass_input import PassInput
@@ -39,13 +39,15 @@ def compute_passes(
             checkpoint, allocator, num_threads=config.num_threads, progress=progress, importance=importance
         )
     kv = make_kv_storage(config, model.config, group.rank)
-    forward = make_forward(config, model, kv, upkeep)
+    served = served_model(model, config, upkeep)
+    forward = make_forward(config, served, kv, upkeep)
     on_loaded()
     decoder = msgspec.msgpack.Decoder(PassInput)
-    for message in messages:
-        given = decoder.decode(message)
-        kv.move(given.kv_moves)
-        with upkeep.computing():
-            for hidden in islice(forward.run(given), len(given.logit_rows)):
-                if model.shares_head:
-                    model.logits(hidden)
+    with closing(served):
+        for message in messages:
+            given = decoder.decode(message)
+            kv.move(given.kv_moves)
+            with upkeep.computing():
+                for hidden in islice(forward.run(given), len(given.logit_rows)):
+                    if model.shares_head:
+                        served.logits(hidden)

@@ -44,8 +44,8 @@ class RankProcesses(Ranks):
             process_ids = [os.getpid(), *(process.pid for process in self._processes)]
             self.group = join_group(descriptors, 0, process_ids, parallel)
             for rank in range(1, parallel.num_ranks):
-                own = replace(config, device=device_of_rank(config.device, rank))
-                self._tell(rank, msgspec.msgpack.encode(RankStart(own, process_ids)))
+                start = RankStart(config_of_rank(config, rank), process_ids)
+                self._tell(rank, msgspec.msgpack.encode(start))
         except BaseException:
             self._kill()
             raise
@@ -94,6 +94,15 @@ class RankProcesses(Ranks):
             process.wait()
             close_pipe(process.stdin)
             close_pipe(process.stdout)
+
+
+def config_of_rank(config: EngineConfig, rank: int) -> EngineConfig:
+    """Return a configuration with the device of a rank."""
+    offload = config.offload
+    if offload is not None and offload.cuda is not None:
+        cuda = replace(offload.cuda, name=device_of_rank(offload.cuda.name, rank))
+        offload = replace(offload, cuda=cuda)
+    return replace(config, device=device_of_rank(config.device, rank), offload=offload)
 
 
 def join_group(

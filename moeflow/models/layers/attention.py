@@ -107,13 +107,13 @@ class Attention:
             if self._sinks is None or ranks is None
             else self._sinks[ranks.queries.start : ranks.queries.stop],
         )
-        self._is_normed_here = ranks is None or qk_norm != "all_heads"  # else before, with the other ranks
+        self.is_normed_here = ranks is None or qk_norm != "all_heads"  # else before, with the other ranks
         self.heads = Heads(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=sizes.head_dim,
-            q_norm=self.q_norm if self._is_normed_here else None,
-            k_norm=self.k_norm if self._is_normed_here else None,
+            q_norm=self.q_norm if self.is_normed_here else None,
+            k_norm=self.k_norm if self.is_normed_here else None,
             eps=config.norms.eps,
             clip=attention.clip_qkv,
             norms_last=qk_norm == "per_rotated_head",
@@ -153,7 +153,7 @@ class Attention:
         blocks, ranks = context.kv.layer(self._kv_layer), self._ranks
         if ranks is None:
             return self.attend_over(blocks, qkv, rotary, context.attention)
-        if not self._is_normed_here and self.q_norm is not None and self.k_norm is not None:
+        if not self.is_normed_here and self.q_norm is not None and self.k_norm is not None:
             qkv = ranks.normalise(qkv, self.q_norm, self.k_norm, self.heads.eps)
         attended = self.attend_over(blocks, qkv, rotary, context.attention)
         return ranks.gather(attended) if self._gathers else attended

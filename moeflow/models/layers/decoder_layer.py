@@ -21,6 +21,7 @@ from moeflow.models.layers.divided_experts import RoutedTokens
 from moeflow.models.layers.expert_weights import Destination, MovableExperts, MovedExperts
 from moeflow.models.layers.latent_attention import LatentAttention
 from moeflow.models.layers.layer_embeddings import LayerInput
+from moeflow.models.layers.linear import SummedLinear
 from moeflow.models.layers.mlp import MLP, FusedMLP
 from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.norm import Norm
@@ -188,6 +189,34 @@ class DecoderLayer:
         if self._post_norms is None:
             return out_proj(attended, residual=hidden)
         return self._post_norms[0].add(hidden, out_proj(attended))
+
+    def part_of_attention(self, attended: Tensor) -> Tensor:
+        """Return this device's part of what attention gives. Shapes: attended [T, own Q * D] -> [T, H]."""
+        out_proj = self.mixer.out_proj
+        assert isinstance(out_proj, SummedLinear), "devices share the layer"
+        return out_proj.part(attended)
+
+    def add_attention(self, hidden: Tensor, summed: Tensor) -> Tensor:
+        """Return hidden states plus what attention gives, from the sum of all devices' parts. Shapes: [T, H] all."""
+        out_proj = self.mixer.out_proj
+        assert isinstance(out_proj, SummedLinear), "devices share the layer"
+        if self._post_norms is None:
+            return out_proj.finished(summed, hidden)
+        return self._post_norms[0].add(hidden, out_proj.finished(summed))
+
+    def part_of_network(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the residual of the network, and this device's part of its result. Shapes: [T, H] all."""
+        normed, mlp = self.post_attention_layernorm(hidden), self.mlp
+        if not isinstance(mlp, MoE):
+            return hidden, mlp(normed)
+        part = mlp.weights.compute(mlp.expert_input(normed), *mlp.route(normed))
+        return hidden if self.has_post_norms else mlp.with_shared(normed, hidden), part
+
+    def add_network_sum(self, residual: Tensor, summed: Tensor) -> Tensor:
+        """Finish a layer with the sum of all devices' parts. Shapes: [T, H] all."""
+        if not isinstance(self.mlp, MoE):
+            return self.add_network(residual, summed)
+        return self.add_divided(lambda onto: summed if onto is None else summed + onto, residual)
 
     def add_network(self, hidden: Tensor, result: Tensor) -> Tensor:
         """Return hidden states plus what the feed-forward network has returned, scaled. Shapes: [T, H] all."""

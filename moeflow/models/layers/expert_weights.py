@@ -153,6 +153,10 @@ class ExpertSlabs(ExpertWeights):
         """Return these experts as they lie, or will lie, in other rows of memory."""
         return ExpertSlabs(*self._shape, self._dtype, rows, self.kind, self.biases)
 
+    def with_biases(self, biases: ExpertBiases) -> ExpertSlabs:
+        """Return these experts with other biases."""
+        return ExpertSlabs(*self._shape, self._dtype, self.storage, self.kind, biases)
+
     def in_stack(self, stack: Tensor, numbers: Sequence[int]) -> StackedSlabs:
         """Return these experts as they lie, or will lie, in rows of a stack."""
         whole = ExpertSlabs(*self._shape, self._dtype, stack, self.kind, self.biases)

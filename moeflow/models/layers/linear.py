@@ -158,10 +158,17 @@ class SummedLinear(Linear):
 
         Raises: GroupError.
         """
-        result = self._sums.all_reduce(self._name, linear(x, self.weight))
+        return self.finished(self._sums.all_reduce(self._name, self.part(x)), residual)
+
+    def part(self, x: Tensor) -> Tensor:
+        """Return this rank's part of the sums. Shapes: x [T, own] -> [T, out]."""
+        return linear(x, self.weight)
+
+    def finished(self, summed: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return all output features from the sums, which are used up. Shapes: [T, out] all."""
         if self.bias is not None:
-            result += self.bias
-        return result if residual is None else result.add_(residual)
+            summed += self.bias
+        return summed if residual is None else summed.add_(residual)
 
     def _destinations(self) -> Sequence[Destination]:
         (rows,) = super()._destinations()

@@ -136,7 +136,7 @@ class WeightAllocator:
 
     def matrix(self, role: MatrixRole, rows: int, cols: int, own: Sequence[range] | None = None) -> Weight:
         """Return a matrix outside layers; if given, only its blocks `own` of rows, one below the other."""
-        return self.empty(rows, cols)
+        return self.empty(rows if own is None else sum(map(len, own)), cols)
 
     def head(self, rows: int, cols: int, own: Sequence[range] | None = None) -> HeadWeight:
         """Return the output projection where it is no table of embeddings; `own` as in `matrix`."""
@@ -147,7 +147,7 @@ class WeightAllocator:
 
         `own` are the rows of each that this rank has; None: all.
         """
-        return self.empty(sum(parts.values()), cols)
+        return self.empty(sum(parts.values()) if own is None else sum(map(len, own.values())), cols)
 
     def up_projection(self, dims: UpProjectionShape) -> Array | PackedUpProjection:
         """Return latent attention's matrix from latents to keys and values: [H * (N + V), L]."""

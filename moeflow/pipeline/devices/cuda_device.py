@@ -80,6 +80,11 @@ class CudaDevice:
             self._staging.copy(target, source)
 
     @cached_property
+    def _between(self) -> Any:
+        """The stream of exchanges with other devices."""
+        return self._cuda.Stream(self.torch_device)
+
+    @cached_property
     def _staging(self) -> Staging:
         return Staging(self.torch_device, self.allocate_pinned, self._cuda)
 
@@ -147,6 +152,12 @@ class CudaDevice:
     def computing(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
         """Return a `with` block for launches of work on the device."""
         return self._launching(self._compute)
+
+    @contextmanager
+    def exchanging(self, num_bytes: int) -> Iterator[None]:
+        """Return a `with` block that launches an exchange with other devices."""
+        with self._launching(self._between):
+            yield
 
     def computing_on_host(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
         """Return a `with` block for the host. Blocks: until the task's inputs, and all that it launched, are there."""

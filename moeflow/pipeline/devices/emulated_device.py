@@ -30,7 +30,7 @@ class EmulatedDevice:
         self.memory = DeviceMemory("the emulated device", config.capacity_bytes)
         self.speeds = config.speeds
         self.torch_device = torch.device("cpu")
-        self._up, self._down, self._processor, self._host = Pace(), Pace(), Pace(), Pace()
+        self._up, self._down, self._between, self._processor, self._host = (Pace() for _ in range(5))
 
     def allocate(self, num_bytes: int, purpose: str) -> Tensor:
         """Return zeros [num_bytes] uint8 on the device. Raises: CapacityError."""
@@ -84,6 +84,10 @@ class EmulatedDevice:
         speeds = self.speeds
         return self._host.lasting(max(seconds(num_bytes, speeds.host_bytes), seconds(flops, speeds.host_flops)))
 
+    def exchanging(self, num_bytes: int) -> AbstractContextManager[None]:
+        """Return a `with` block for an exchange with other devices, which lasts as long as the link takes."""
+        return self._between.lasting(_seconds(num_bytes, self.speeds.link))
+
     def ordered(self, task: int, after: Sequence[int]) -> AbstractContextManager[None]:
         """Return a `with` block that does nothing: work is finished when its own block ends."""
         return nullcontext()
@@ -94,7 +98,7 @@ class EmulatedDevice:
     @property
     def late_and_charged_s(self) -> tuple[float, float]:
         """The excess of real work over its emulated time so far, and that time: a ratio near 0 is exact."""
-        paces = (self._up, self._down, self._processor, self._host)
+        paces = (self._up, self._down, self._between, self._processor, self._host)
         return sum(pace.late_s for pace in paces), sum(pace.charged_s for pace in paces)
 
 

@@ -61,6 +61,9 @@ class OffloadDevice(Protocol):
     def computing(self, num_bytes: int, flops: int) -> AbstractContextManager[None]:
         """Return a `with` block for work on the device that reads so many bytes."""
 
+    def exchanging(self, num_bytes: int) -> AbstractContextManager[None]:
+        """Return a `with` block for an exchange with other devices, of so many bytes in each direction."""
+
     def ordered(self, task: int, after: Sequence[int]) -> AbstractContextManager[None]:
         """Return a `with` block for a task of a pass: its work on the device waits for that of other tasks.
 

@@ -11,6 +11,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import PREFIX, CudaDeviceConfig
 from moeflow.core.units import format_bytes
 from moeflow.kernels.cpu import extension
+from moeflow.parallel.blocks import shape_of_rank
 from moeflow.planner.choices.memory_allowance import allowed_bytes
 from moeflow.planner.choices.offload_plan import OffloadOverrides, costs_of, offload_overrides, plan_offload
 from moeflow.planner.choices.processor_choice import Reasons, no_cuda
@@ -26,7 +27,6 @@ _NOT_ON_DEVICES: Final = (
     "prompt_cache",
     "prompt_cache_bytes",
     "record_routing",
-    "num_ranks",
     "stages",
     "num_replicas",
 )
@@ -78,6 +78,9 @@ def settings_of_host(settings: Settings, overrides: OffloadOverrides, usage: Usa
         settings,
         device="cpu",
         gpu_memory_bytes=None,
+        num_ranks=None,  # which share the devices, and the host as they do
+        expert_layout="auto",
+        attention_layout="auto",
         prefix_caching=False,  # or micro-batches could need blocks that others of the same pass write
         max_num_seqs=settings.max_num_seqs or usage.num_sequences or OFFLOADED_MAX_NUM_SEQS,
         max_num_batched_tokens=settings.max_num_batched_tokens
@@ -89,7 +92,7 @@ def with_pipeline(
     config: EngineConfig, overrides: OffloadOverrides, shape: ModelConfig
 ) -> tuple[EngineConfig, Reasons]:
     """Return a configuration whose passes go through a pipeline, and why. Raises: ConfigError, CapacityError."""
-    costs = costs_of(shape, config)
+    costs = costs_of(shape_of_rank(shape, config.parallel), config)
     offload = plan_offload(overrides, costs, config.scheduler)
     if not config.cpu_isa and not offload.computes_in_torch:
         raise ConfigError(

@@ -7,12 +7,17 @@ from itertools import product
 from typing import Final, cast
 
 from moeflow.core.errors import ConfigError
+from moeflow.core.model_config import ModelConfig
+from moeflow.core.offload_config import CudaDeviceConfig, EmulatedDeviceConfig
 from moeflow.core.parallel_config import SLICED, WHOLE, AttentionLayout, ParallelConfig
 from moeflow.kernels.weight_format import WeightFormat, cut_unit
 from moeflow.parallel.blocks import head_blocks, unit_blocks
+from moeflow.planner.choices.gpu_limits import why_too_few
+from moeflow.planner.choices.offload_plan import OffloadOverrides
 from moeflow.planner.choices.rank_limits import why_not_shared
+from moeflow.planner.choices.refused_settings import SHARED_HEADS, why_refused
 from moeflow.planner.costs.model_costs import ModelCosts
-from moeflow.settings.settings import Settings
+from moeflow.settings.settings import Settings, given_options
 
 _EXPERTS: Final = (SLICED, WHOLE)  # slices first: all devices do the same work, whatever routers choose
 _ATTENTION: Final[tuple[AttentionLayout, ...]] = ("tensor", "replicated")
@@ -36,6 +41,42 @@ def possible_device_ranks(settings: Settings, costs: ModelCosts) -> list[Paralle
     if not found:
         raise ConfigError(refused[0])
     return found
+
+
+def pipeline_ranks(
+    settings: Settings, shape: ModelConfig, overrides: OffloadOverrides, num_gpus: int
+) -> ParallelConfig:
+    """Return how ranks share a model that is larger than their devices: a slice of every expert, and as many heads.
+
+    Raises: ConfigError if they cannot.
+    """
+    number = settings.num_ranks or 1
+    device = overrides.device
+    if isinstance(device, EmulatedDeviceConfig) and not device.computes_in_torch:
+        raise ConfigError(
+            f"{number} ranks (--ranks) share devices that compute in torch: add it (--device {settings.device},torch)"
+        )
+    if isinstance(device, CudaDeviceConfig) and (reason := why_too_few(settings, num_gpus)):
+        raise ConfigError(f"{reason}: use fewer (--ranks)")
+    for flag, value in given_options(settings, ("expert_layout", "attention_layout")).items():
+        if value not in (SLICED, "tensor"):
+            raise ConfigError(f"{flag} {value} is not for devices that are smaller than the model: remove it")
+    if reason := why_refused(shape, SHARED_HEADS):
+        raise ConfigError(reason)
+    attention = shape.attention
+    keys = {attention.heads_of(layer).num_kv_heads for layer in range(shape.num_layers)}
+    counts = {
+        "attention heads": [attention.num_heads],
+        "KV heads": [count for count in keys if number % count],  # else ranks have the same ones
+        "hidden units": [shape.feed_forward.intermediate_size, shape.feed_forward.dense_intermediate_size],
+    }
+    for what, count in ((what, count) for what, some in counts.items() for count in some):
+        if count % number:
+            raise ConfigError(
+                f"{number} ranks (--ranks) cannot share layers on devices that are smaller than the model: {count} "
+                f"{what} do not divide by {number}. Use fewer"
+            )
+    return ParallelConfig(num_ranks=number, expert_layout=SLICED, attention_layout="tensor", moves_experts=False)
 
 
 def fitting(candidates: Sequence[ParallelConfig], fits: Callable[[ParallelConfig], bool]) -> ParallelConfig:

@@ -92,7 +92,7 @@ def _row_widths(shape: ModelConfig) -> set[int]:
     }
 
 
-def _why_too_few(settings: Settings, num_gpus: int) -> str:
+def why_too_few(settings: Settings, num_gpus: int) -> str:
     """Return why ranks find no GPU each; empty: they do."""
     need = settings.num_ranks or 1
     if need == 1 or need <= num_gpus:
@@ -105,7 +105,7 @@ def check_on_gpu(settings: Settings, shape: ModelConfig, num_gpus: int) -> None:
     """Raise ConfigError if no GPU, nor a device that computes like one, runs a model with these settings."""
     if refusal := gpu_refusal(settings, shape):
         raise ConfigError(f"{refusal.reason}; {refusal.remedy}")
-    if reason := _why_too_few(settings, num_gpus):
+    if reason := why_too_few(settings, num_gpus):
         raise ConfigError(f"{reason}: use fewer (--ranks), or --device cpu")
 
 
@@ -132,7 +132,7 @@ def why_not_automatic(settings: Settings, shape: ModelConfig, machine: HostResou
     if settings.shares_memory:
         return "models of one server share main memory"
     refusal = gpu_refusal(settings, shape)
-    return refusal.reason if refusal else _why_too_few(settings, len(machine.accelerators_free_bytes))
+    return refusal.reason if refusal else why_too_few(settings, len(machine.accelerators_free_bytes))
 
 
 def why_too_short(config: EngineConfig, settings: Settings, shape: ModelConfig) -> str:

@@ -69,6 +69,11 @@ def _until_experts(at: TaskShape) -> list[KernelWork]:
     return at.costs.until_experts(at.num_tokens) if at.has_experts else []
 
 
+def _network(at: TaskShape) -> list[KernelWork]:
+    """Return what follows attention's output projection."""
+    return _after_attention(at)[1:]
+
+
 def _device_experts(at: TaskShape) -> list[KernelWork]:
     return [_part_of_experts(at, 1 - at.hosted)] if at.has_experts else _after_attention(at)
 
@@ -87,6 +92,9 @@ WORKS: Final[Mapping[str, tuple[str, Callable[[TaskShape], list[KernelWork]]]]] 
     "cpu_attention": (RAM, lambda at: [at.attention]),
     "device_attention": (DEVICE, lambda at: [at.attention]),
     "post_attention": (DEVICE, _after_attention),
+    "project_part": (DEVICE, lambda at: [at.costs.output_projection(at.num_tokens)]),
+    "network_part": (DEVICE, _network),
+    "add_network": (DEVICE, lambda _: []),  # little beside the network
     "route": (DEVICE, _until_experts),
     "experts": (DEVICE, _device_experts),
     "host_experts": (RAM, _host_experts),
@@ -117,6 +125,12 @@ class _Setting:
     def activations(self, size: float) -> float:
         """Return the bytes of so many numbers for each token."""
         return self.shape.num_tokens * size * self.shape.costs.formats.activation_bytes
+
+    def summed(self) -> TaskCost:
+        """Return an all-reduce of hidden states: each device sends, and gets, all of it but its own part."""
+        size = self.shape.costs.shape.hidden_size * (1 - 1 / self.policy.num_devices)
+        sent, got = (self.move(*ends, self.activations(size)) for ends in ((DEVICE, RAM), (RAM, DEVICE)))
+        return sent if sent.seconds > got.seconds else got
 
     @property
     def page_bytes(self) -> float:
@@ -149,6 +163,8 @@ _TRANSFERS: Final[Mapping[str, Callable[[_Setting], TaskCost]]] = {
     "load_hidden": lambda at: at.move(RAM, DEVICE, at.activations(at.shape.costs.attended_size_of(at.shape.layer))),
     "offload_routed": lambda at: at.move(DEVICE, RAM, at.of_experts(at.shape.costs.routed_bytes)),
     "load_sums": lambda at: at.move(RAM, DEVICE, at.of_experts(at.shape.costs.summed_bytes)),
+    "sum_attention": lambda at: at.summed(),
+    "sum_network": lambda at: at.summed(),
     "weights_to_pinned": lambda at: _to_pinned(at, at.page_bytes),
     "weights_to_device": _weights_to_device,
     "kv_to_pinned": lambda at: _to_pinned(at, at.kv_bytes(at.shape.num_cached)),

@@ -17,6 +17,7 @@ from moeflow.core.hardware import DEVICE, Machine
 from moeflow.core.plan import Policy, Workload
 from moeflow.pipeline.catalog import Pipeline
 from moeflow.pipeline.task import Task
+from moeflow.pipeline.tensor_parallel import sharing_layers
 from moeflow.pipeline.zero_inference import zero_inference
 from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy
 from moeflow.planner.costs.model_costs import ModelCosts
@@ -158,6 +159,8 @@ class PipelineRun:
     def _run(
         self, tasks: Iterator[Task], sizes: Sequence[int], shape_of: Callable[[int, int | None], TaskShape]
     ) -> TimeLine:
+        if self.policy.num_devices > 1:
+            tasks = sharing_layers(tasks)
         shape = self.costs.shape
         kinds: dict[tuple[bool, HeadSizes], int] = {}
         kind_of: dict[int | None, int] = {

@@ -8,27 +8,17 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from moeflow.kernels.expert_biases import ExpertBiases
-from moeflow.kernels.on_demand import on_demand
 from moeflow.kernels.triton.planar_rows import empty_planar
 from moeflow.kernels.triton.planar_stack import PlanarStack
 from moeflow.kernels.triton.planar_weights import PlanarWeights
 from moeflow.kernels.weight_format import PLANAR_BITS, LayerFormats, WeightFormat, cut_unit
 from moeflow.models.layers.allocation.tensors import TensorAllocator
 from moeflow.models.layers.allocation.weight_formats import WeightFormats
-from moeflow.models.layers.expert_weights import ExpertTensors, ExpertWeights
+from moeflow.models.layers.expert_weights import ExpertTensors
 from moeflow.models.layers.weight_allocator import ExpertShape, HeadWeight, StackedWeight, WeightAllocator
-from moeflow.parallel.blocks import unit_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from moeflow.parallel.columns import Columns
-    from moeflow.parallel.device_group import DeviceGroup
-    from moeflow.parallel.group import Group
-
-with on_demand(__name__):
-    from moeflow.models.layers.ranks import summed_experts
-    from moeflow.parallel import device_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +27,6 @@ class PlanarAllocator(TensorAllocator):
 
     formats: WeightFormats = field(kw_only=True)
     layer: LayerFormats | None = None  # of the current layer; None: all layers have the same
-    expert_devices: summed_experts.ExpertDevices | None = None  # that share experts; None: this one has all
 
     @property
     def bits_per_value(self) -> float:
@@ -50,23 +39,10 @@ class PlanarAllocator(TensorAllocator):
         return self.is_on_gpu and self.home is None and self.expert_devices is None and self.tensor_group is None
 
     @property
-    def sums(self) -> DeviceGroup | None:
-        """See `WeightAllocator`."""
-        group = self.tensor_group
-        assert group is None or isinstance(group, device_group.DeviceGroup), "ranks on devices add up"
-        return group
-
-    def units(self, count: int) -> Columns | None:
-        """See `WeightAllocator.units`. They are cut where blocks of the next matrix end."""
-        group, (_, down) = self.tensor_group, self.formats.of_experts(self.layer)
-        if group is None:
-            return None
-        return self.columns_of(group, "units", unit_blocks(count, group.size, cut_unit(down)))
-
-    def columns_of(self, group: Group, name: str, blocks: Sequence[range]) -> Columns:
-        """See `WeightAllocator.columns_of`."""
-        assert isinstance(group, device_group.DeviceGroup), "ranks on devices add up"
-        return device_group.SummedColumns(group, name, blocks)
+    def unit(self) -> int:
+        """See `TensorAllocator`."""
+        _, down = self.formats.of_experts(self.layer)
+        return cut_unit(down)
 
     @property
     def joins_shared(self) -> bool:
@@ -103,15 +79,6 @@ class PlanarAllocator(TensorAllocator):
             for weight_format, names in groupby(parts, self._planar_format)
         ]
         return PlanarStack(weights) if len(weights) > 1 else weights[0]
-
-    def experts(self, shape: ExpertShape, biases: ExpertBiases | None = None) -> ExpertWeights:
-        """See `WeightAllocator.experts`."""
-        devices = self.expert_devices
-        if devices is None:
-            return TensorAllocator.experts(self, shape, biases)
-        _, down = self.formats.of_experts(self.layer)
-        part = devices.part_of(shape, cut_unit(down))
-        return part.place(self._in_arrays(part.own_shape), biases)
 
     def _in_arrays(self, shape: ExpertShape, biases: ExpertBiases | None = None) -> ExpertTensors:
         count, hidden, width = shape.num_experts, shape.hidden_size, shape.intermediate_size

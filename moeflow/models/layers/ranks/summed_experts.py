@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import torch
 
+from moeflow.kernels.cpu.packed_experts import ExpertKind
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.experts import ExpertsInSlots, fused_experts
 from moeflow.kernels.triton.planar_weights import PlanarWeights
-from moeflow.models.layers.expert_weights import Destination, ExpertTensors, ExpertWeights
+from moeflow.models.layers.expert_weights import Destination, ExpertSlabs, ExpertTensors, ExpertWeights
 from moeflow.models.layers.rearranged import Rearranged
 from moeflow.models.layers.weight_allocator import ExpertShape
 from moeflow.parallel.blocks import even_blocks, unit_blocks
@@ -64,6 +65,11 @@ class DevicePart(msgspec.Struct, frozen=True):
             return SlicedOnDevices(own, group, self.own, biases)
         return WholeOnDevices(own, group, self.own, self.shape.num_experts, biases)
 
+    def over(self, own: ExpertSlabs, biases: ExpertBiases | None) -> SlicedSlabs:
+        """Return the same of slices that move to the device, and whose sums are tasks of their own."""
+        assert self.devices.has_slices, "pipelines stream slices"
+        return SlicedSlabs(own, self.devices.group.rank, self.own, biases)
+
 
 class WholeOnDevices(ExpertWeights):
     """Whole experts, some on each device."""
@@ -103,7 +109,7 @@ class SlicedOnDevices(ExpertWeights):
         """See `ExpertWeights`. Raises: GroupError."""
         own = self._own
         if self._biases is not None and self._own_biases is None:
-            self._own_biases = self._cut(self._biases)
+            self._own_biases = _cut_biases(self._biases, self._units, own.kind, self._group.rank)
         partial = fused_experts(
             hidden,
             own.gate_up,
@@ -118,15 +124,40 @@ class SlicedOnDevices(ExpertWeights):
 
     def parts(self) -> Sequence[tuple[Destination, ...]]:
         """Return this rank's rows of each expert's gate and up, and its columns of down."""
-        units = [self._units]
-        return [
-            (*(Rearranged([(up, units)]) for up in ups), Rearranged([(down, units)], dim=1))
-            for *ups, down in self._own.parts()
-        ]
+        return _parts_of_slices(self._own, self._units)
 
-    def _cut(self, biases: ExpertBiases) -> ExpertBiases:
-        """Return the biases of this rank's units; the first rank adds those of outputs."""
-        units, num_ups = self._units, self._own.kind.num_ups
-        up = biases.up.view(len(biases.up), num_ups, -1)[:, :, units.start : units.stop]
-        down = biases.down if self._group.rank == 0 else torch.zeros_like(biases.down)
-        return ExpertBiases(up.reshape(len(up), -1), down)
+
+class SlicedSlabs(ExpertWeights):
+    """The same slices in main memory, which a pipeline brings to the device."""
+
+    def __init__(self, own: ExpertSlabs, rank: int, units: range, biases: ExpertBiases | None) -> None:
+        """`units` are those of this rank."""
+        self._own, self._rank, self._units, self._biases = own, rank, units, biases
+
+    def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Not possible: the pipeline computes with `movable`."""
+        raise AssertionError("a sum is a task of its own")
+
+    def movable(self) -> ExpertSlabs:
+        """Return the slices, which give a part of each sum, with the biases as they are loaded now."""
+        if self._biases is None:
+            return self._own
+        return self._own.with_biases(_cut_biases(self._biases, self._units, self._own.kind, self._rank))
+
+    def parts(self) -> Sequence[tuple[Destination, ...]]:
+        """Return this rank's rows of each expert's gate and up, and its columns of down."""
+        return _parts_of_slices(self._own, self._units)
+
+
+def _parts_of_slices(own: ExpertTensors | ExpertSlabs, units: range) -> Sequence[tuple[Destination, ...]]:
+    return [
+        (*(Rearranged([(up, [units])]) for up in ups), Rearranged([(down, [units])], dim=1))
+        for *ups, down in own.parts()
+    ]
+
+
+def _cut_biases(biases: ExpertBiases, units: range, kind: ExpertKind, rank: int) -> ExpertBiases:
+    """Return the biases of a rank's units; the first rank adds those of outputs."""
+    up = biases.up.view(len(biases.up), kind.num_ups, -1)[:, :, units.start : units.stop]
+    down = biases.down if rank == 0 else torch.zeros_like(biases.down)
+    return ExpertBiases(up.reshape(len(up), -1), down)
