@@ -143,14 +143,21 @@ def _check_fit(plan: Plan, here: HostResources) -> None:
         )
     if device != "cpu" and here.accelerator is None:
         raise no_cuda(device, here)
+    if device != "cpu" and config.parallel is not None:
+        need, have = config.parallel.num_ranks, len(here.accelerators_free_bytes)
+        if need > have:
+            raise ConfigError(
+                f"the plan needs {need} GPUs from {device} on, and there are {have}: make it here with `moeflow plan "
+                "--json`"
+            )
     if config.offload is not None and config.offload.cuda is not None:
         allowed_bytes("device memory", config.offload.cuda.memory_bytes, here.accelerator_free_bytes)
     if config.hybrid is not None and config.gpu_memory_bytes:
         allowed_bytes("device memory", config.gpu_memory_bytes, here.accelerator_free_bytes)
-    have = here.available_bytes + (here.process_bytes if config.memory is not None else 0)  # a limit covers both
-    if plan.memory_bytes > have:
+    room = here.available_bytes + (here.process_bytes if config.memory is not None else 0)  # a limit covers both
+    if plan.memory_bytes > room:
         raise CapacityError(
-            f"the plan needs {format_bytes(plan.memory_bytes)} of memory, but {format_bytes(have)} are free: free "
+            f"the plan needs {format_bytes(plan.memory_bytes)} of memory, but {format_bytes(room)} are free: free "
             "memory, or make the plan again with `moeflow plan --json`"
         )
 

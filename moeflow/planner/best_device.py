@@ -54,9 +54,13 @@ class BestDevice(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return self._decided(self.settings)
         except CapacityError as error:
-            if self.settings.device == "cpu" or not self._can_share(self.settings):
+            if self.settings.device == "cpu":
                 raise
             why = str(error)
+            if found := self._over_gpus(self.settings, why):
+                return found
+            if not self._can_share(self.settings):
+                raise
         try:
             found = self._decided(self.settings, is_hybrid=True)
         except CapacityError as error:
@@ -77,6 +81,8 @@ class BestDevice(msgspec.Struct, frozen=True, kw_only=True):
         else:
             if not reason:
                 return _because(found, f"{gpu}: it holds the model")
+        if over := self._over_gpus(replace(settings, device=gpu), reason):
+            return over
         if not self._can_share(settings):
             return self._on_cpu_instead(reason)
         try:
@@ -84,6 +90,22 @@ class BestDevice(msgspec.Struct, frozen=True, kw_only=True):
         except CapacityError as error:
             return self._on_cpu_instead(f"{reason}; {_NOR_SHARED}: {error}")
         return self._faster(shared, reason)
+
+    def _over_gpus(self, settings: Settings, why_smaller: str) -> Found | None:
+        """Return the plan for the fewest GPUs that hold the model together; None: none do, or the user says how many.
+
+        Their number is a power of two, like those of heads and units.
+        """
+        if settings.num_ranks is not None:
+            return None
+        for power in range(1, len(self.resources.accelerators_free_bytes).bit_length()):
+            try:
+                found = self._decided(replace(settings, num_ranks=2**power))
+            except (CapacityError, ConfigError):
+                continue
+            if not why_too_short(found[0].config, settings, self.shape):
+                return _because(found, f"{settings.device} and {2**power - 1} more share each layer: {why_smaller}")
+        return None
 
     def _faster(self, shared: Found, why_smaller: str) -> Found:
         """Return the plan with experts shared by a GPU and the CPU, or the CPU's own if that is faster."""

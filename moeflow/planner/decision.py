@@ -26,7 +26,7 @@ from moeflow.models.packing import slab_spec
 from moeflow.planner.choices.batching_choice import MIN_TOGETHER, Batching
 from moeflow.planner.choices.encoder_choice import check_expert_capacity, with_whole_inputs
 from moeflow.planner.choices.expert_plan import ExpertPlan, spec_of_shape
-from moeflow.planner.choices.gpu_limits import check_on_cpu, check_on_gpu
+from moeflow.planner.choices.gpu_limits import check_number, check_on_cpu, check_on_gpu
 from moeflow.planner.choices.kv_cache_choice import (
     MIN_KV_TOKENS,
     KVCacheChoice,
@@ -179,7 +179,8 @@ class Decision:
     def _check_settings(self, device: str) -> None:
         """Raises: ConfigError for what such models, or such devices, are not run with."""
         if self.offloads_to_torch or device != "cpu":
-            check_on_gpu(self.settings, self.shape, len(self.resources.accelerators_free_bytes))
+            check_on_gpu(self.settings, self.shape)
+            check_number(self.settings, len(self.resources.accelerators_free_bytes))
         else:
             check_on_cpu(self.settings, "no GPU is asked for")
         check_settings(self.settings, self.shape)
@@ -508,7 +509,7 @@ class Decision:
             )
         if parallel.stages is not None and self.settings.record_routing is not None:
             raise ConfigError("no stage sees what all routers choose (--record-routing): remove --stages for that")
-        explain_ranks(parallel, self.shape, self.reasons)
+        explain_ranks(parallel, self.shape, self.reasons, on_devices=self.settings.device != "cpu")
         return parallel
 
     def _spec(self, weights: WeightChoice) -> SlabSpec:

@@ -13,16 +13,18 @@ from typing import Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.engine_config import BLOCK_SIZE, ExpertSlotsConfig, MemoryPlan
-from moeflow.core.errors import CapacityError
+from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DEVICE, DISK, RAM, Machine
 from moeflow.core.hybrid_config import HybridConfig
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import CudaDeviceConfig, OffloadConfig, parse_cuda_device
+from moeflow.core.parallel_config import ParallelConfig
 from moeflow.core.plan import HYBRID, RESIDENT, Plan, Policy
 from moeflow.core.units import format_bytes
 from moeflow.planner.choices.batching_choice import Batching
+from moeflow.planner.choices.device_ranks import possible_device_ranks, why_not_divided
 from moeflow.planner.choices.device_weights import for_device, in_half, own_on_device, quantized_on_device
-from moeflow.planner.choices.gpu_limits import check_on_gpu
+from moeflow.planner.choices.gpu_limits import check_number, check_on_gpu
 from moeflow.planner.choices.gpu_main_memory import host_slots
 from moeflow.planner.choices.hybrid_choice import (
     are_shared,
@@ -33,6 +35,7 @@ from moeflow.planner.choices.hybrid_choice import (
 )
 from moeflow.planner.choices.kv_cache_choice import KVCacheChoice
 from moeflow.planner.choices.processor_choice import ANY_ISA, choose_cpu_isa, choose_num_threads
+from moeflow.planner.choices.rank_choice import explain_ranks
 from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice
 from moeflow.planner.configuration import Choices, engine_config
 from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES, CostModel, IntegerPolicy
@@ -49,8 +52,8 @@ from moeflow.planner.known_routing import known_popularity, known_routing
 from moeflow.planner.model_files import opened_model, path_in_plan
 from moeflow.planner.offload_estimate import OffloadEstimator
 from moeflow.planner.resident_experts import num_on_device, share_on_device
+from moeflow.planner.search.device_search import Degrees, parallel_degrees, search_devices
 from moeflow.planner.search.objective import Objective, capacities
-from moeflow.planner.search.search import search
 from moeflow.planner.usage import Usage
 from moeflow.settings.settings import Settings, to_plain
 
@@ -83,7 +86,7 @@ def plan_described(
     """
     with opened_model(str(settings.model), needs_weights=False) as (checkpoint, shape):
         usage.check(shape, str(settings.model))
-        check_on_gpu(settings, shape, settings.num_ranks or 1)
+        check_on_gpu(settings, shape)
         what = (settings, usage, checkpoint, shape, machine_of)
         try:
             return _Described(*what, has_bfloat16=has_bfloat16, routing=routing).plan()
@@ -119,16 +122,24 @@ class _Described:
         self.costs = ModelCosts(shape, self.weights.costed(kv_dtype, activation_bytes=activation_bytes))
         limit = settings.memory_bytes
         self.machine = machine_of(Wanted(costs=self.costs, packed_file=self._file_on_disk(limit)))
+        check_number(settings, self.machine.num_devices)
         objective = usage.objective({} if limit is None else {RAM: limit}, has_device=True)
         self.objective = dataclasses.replace(objective, can_stream=not self.weights.is_planar)
 
     def plan(self) -> Planned:
         """Return the best plan. Raises: CapacityError if nothing fits."""
         usage, machine = self.usage, self.machine
-        model, policy = search(self._cost_model(), self.objective)
+        model, policy = search_devices(self._cost_model(), self.objective, self._numbers_of_devices())
         reasons = [("weights", f"{self.weights.name}: {self.weights.reason or 'as asked for'}")]
         choices = self._choices(model, policy)
-        why = (*_why(model, policy), *disk_reasons(model, policy), *machine_reasons(machine, choices.hybrid))
+        if choices.parallel is not None:
+            explain_ranks(choices.parallel, self.shape, reasons, on_devices=True)
+        why = (
+            *_why(model, policy),
+            *disk_reasons(model, policy),
+            ("parallel degrees", self._degrees(policy).text),
+            *machine_reasons(machine, choices.hybrid),
+        )
         path = path_in_plan(str(self.settings.model))
         plan = Plan(
             config=engine_config(self.settings, self.shape, self.checkpoint, choices, reasons, model_path=path),
@@ -145,6 +156,45 @@ class _Described:
             None if plan.config.hybrid is None else Estimator(plan.config, self.shape, machine, routing=self.routing)
         )
         return Planned(plan, model, self.objective, estimator)
+
+    def _numbers_of_devices(self) -> list[int]:
+        """Return the numbers of devices that can share the model, ascending: as asked, else powers of two.
+
+        Raises: ConfigError if as many as asked cannot.
+        """
+        if (asked := self.settings.num_ranks) is not None:
+            if asked > 1:
+                possible_device_ranks(self.settings, self.costs)
+            return [asked]
+        powers = (2**power for power in range(self.machine.num_devices.bit_length()))
+        return [number for number in powers if number == 1 or self._can_share(number)]
+
+    def _can_share(self, number: int) -> bool:
+        try:
+            possible_device_ranks(dataclasses.replace(self.settings, num_ranks=number), self.costs)
+        except ConfigError:
+            return False
+        return number <= self.machine.num_devices and not why_not_divided(self.shape, number)
+
+    def _degrees(self, policy: Policy) -> Degrees:
+        """Return what the devices do at once."""
+        num_experts = self.shape.routing.num_experts
+        return parallel_degrees(
+            num_batches=self.settings.num_replicas or 1,
+            num_devices=self.machine.num_devices,
+            num_experts=num_experts,
+            block_experts=num_experts,  # kernels compute those of a layer together
+            num_holding=policy.num_devices,
+        )
+
+    def _parallel(self, policy: Policy) -> ParallelConfig | None:
+        """Return how ranks share the model; None: one device has it."""
+        if policy.num_devices == 1:
+            return None
+        if not policy.is_resident and (reason := why_not_divided(self.shape, policy.num_devices)):
+            raise ConfigError(f"{policy.num_devices} ranks (--ranks) cannot share the pipeline's layers: {reason}")
+        settings = dataclasses.replace(self.settings, num_ranks=policy.num_devices)
+        return possible_device_ranks(settings, self.costs)[0]
 
     def _cost_model(self) -> CostModel:
         """Return the costs, with those of a host that computes experts if the model has any."""
@@ -198,7 +248,7 @@ class _Described:
 
         Requests are as long as the workload's at most: what stays where is made for these.
         """
-        max_tokens = model.workload.max_tokens
+        max_tokens, number = model.workload.max_tokens, policy.num_devices
         num_blocks = policy.batch_size * ceil(max_tokens / BLOCK_SIZE)
         is_streamed = pipeline_of(model, policy) not in (RESIDENT, HYBRID)
         offload = _offload(model, policy, num_blocks, self._gpu) if is_streamed else None
@@ -210,10 +260,11 @@ class _Described:
             cpu_isa="",
             dtype=self.weights.embeddings,
             weights=self.weights,
-            num_threads=self._num_threads(),
+            num_threads=self._num_threads() // number,
             batching=Batching(policy.batch_size, IntegerPolicy.of(policy).pass_tokens),
-            cache=KVCacheChoice(kv_dtype, num_blocks, ceil(BLOCK_SIZE * self.costs.kv_bytes), max_tokens),
+            cache=KVCacheChoice(kv_dtype, num_blocks, ceil(BLOCK_SIZE * self.costs.kv_bytes / number), max_tokens),
             shares_prefixes=False,
+            parallel=self._parallel(policy),
             hybrid=self._hybrid(model, policy),
             experts=self._slots(model, policy),
             offload=offload,
@@ -266,6 +317,8 @@ class _Described:
     def _settings(self, choices: Choices) -> Settings:
         """Return settings that name the machine's device, and the places and sizes that were chosen for it."""
         settings, offload = self.settings, choices.offload
+        if choices.parallel is not None:
+            settings = dataclasses.replace(settings, num_ranks=choices.parallel.num_ranks)
         if offload is None:
             return dataclasses.replace(settings, device=choices.device)
         assert offload.cuda is not None, "described devices are GPUs"

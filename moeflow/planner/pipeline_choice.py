@@ -25,7 +25,7 @@ from moeflow.planner.choices.offload_plan import OffloadOverrides, plan_offload
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.model_costs import ModelCosts
-from moeflow.planner.costs.rank_costs import Sharing
+from moeflow.planner.costs.roofline import divided
 from moeflow.planner.hardware.emulated_machine import with_emulated_device
 from moeflow.planner.hardware.gpu_figures import figures_file, gpu_figures, with_gpu
 from moeflow.planner.hardware.host import HostResources
@@ -93,11 +93,10 @@ def with_devices(
     """Return a machine with so many such devices, each with a link. Blocks: for some seconds on a GPU that
     is measured first.
     """
-    if isinstance(device, EmulatedDeviceConfig):
-        found = with_emulated_device(machine, device)
-    else:
+    if not isinstance(device, EmulatedDeviceConfig):
         file = figures_file(cache_dir, here, device.name)
-        found = with_gpu(machine, gpu_figures(device.name, device.memory_bytes, file))
+        return with_gpu(machine, gpu_figures(device.name, device.memory_bytes, file), number)
+    found = with_emulated_device(machine, device)
     if number == 1:
         return found
     links = (
@@ -107,8 +106,6 @@ def with_devices(
     return replace(found, links=tuple(links), levels=tuple(levels), num_devices=number)
 
 
-def _of_each(level: MemoryLevel, device: DeviceConfig, number: int) -> MemoryLevel:
-    """Return one of several devices; emulated ones without a pace divide this machine's processor."""
-    if not isinstance(device, EmulatedDeviceConfig) or device.speeds.device_flops:
-        return level
-    return Sharing(num_replicas=number).level(level)
+def _of_each(level: MemoryLevel, device: EmulatedDeviceConfig, number: int) -> MemoryLevel:
+    """Return one of several emulated devices; without a pace they divide this machine's processor."""
+    return level if device.speeds.device_flops else divided(level, number)

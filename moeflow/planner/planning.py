@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ from moeflow.core.hardware import DEVICE, DISK, Machine
 from moeflow.core.offload_config import CUDA, PREFIX, parse_cuda_device
 from moeflow.core.plan import HYBRID, RESIDENT, Plan
 from moeflow.kernels.on_demand import on_demand
-from moeflow.planner.choices.gpu_limits import gpu_refusal
+from moeflow.planner.choices.gpu_limits import gpu_refusal, why_too_few
 from moeflow.planner.choices.memory_allowance import allowed_bytes
 from moeflow.planner.costs.roofline import processor_of
 from moeflow.planner.costs.routing_profile import RoutingProfile
@@ -43,6 +44,7 @@ with on_demand(__name__):
     from moeflow.planner.hardware import disk_rates, gpu_figures, machine_files, measuring_process
     from moeflow.planner.search import sensitivity
 
+_NEARLY: Final = 0.9  # of a GPU's free memory, which those that follow it need to be used like it
 _SHAPE_ON_GPU: Final = "without weights here, a model is planned for a GPU only if --device names it"
 OnStep = Callable[[str], None]  # called with the current step
 
@@ -106,7 +108,7 @@ def plan_for(request: PlanRequest, on_step: OnStep = lambda _: None) -> describe
     check_threads(settings, host_resources())
     named = None if request.machine is None else machine_files.load_machine(request.machine)
     has_gpu = bool(_gpu_name(settings)) if named is None else named.has(DEVICE) and settings.device != "cpu"
-    why_host = _why_host(settings) if has_gpu else "the machine has no GPU"
+    why_host = _why_host(settings, named) if has_gpu else "the machine has no GPU"
     found = _plan_host(request, named, on_step, why_host) if why_host else _plan_gpu(request, named, on_step)
     on_step("what would help")
     forecast = found.plan.forecast
@@ -119,16 +121,16 @@ def plan_for(request: PlanRequest, on_step: OnStep = lambda _: None) -> describe
     return dataclasses.replace(found, plan=dataclasses.replace(found.plan, forecast=forecast))
 
 
-def _why_host(settings: Settings) -> str:
+def _why_host(settings: Settings, named: Machine | None) -> str:
     """Return why a machine with a GPU computes on its processor; empty: the GPU runs the model as asked, or is named.
 
     Raises: CheckpointError if there is no such model.
     """
-    if settings.device != "auto":
+    if settings.device != "auto" or named is None:
         return ""
     with opened_model(str(settings.model), needs_weights=False) as (_, shape):
         refusal = gpu_refusal(settings, shape)
-    return refusal.reason if refusal else ""
+    return refusal.reason if refusal else why_too_few(settings, named.num_devices)
 
 
 def _plan_gpu(request: PlanRequest, named: Machine | None, on_step: OnStep) -> described.Planned:
@@ -324,7 +326,9 @@ def _with_device(
     here = here or host_resources(device, settings.cache_dir)
     memory_bytes = memory_bytes or settings.gpu_memory_bytes or here.accelerator_free_bytes
     file = gpu_figures.figures_file(settings.cache_dir, here, name)
-    return gpu_figures.with_gpu(machine, gpu_figures.gpu_figures(name, memory_bytes, file, recalibrate=recalibrate))
+    figures = gpu_figures.gpu_figures(name, memory_bytes, file, recalibrate=recalibrate)
+    equal = list(takewhile(lambda free: free >= _NEARLY * memory_bytes, here.accelerators_free_bytes))
+    return gpu_figures.with_gpu(machine, figures, max(len(equal), 1))
 
 
 def _limited(machine: Machine, settings: Settings) -> Machine:

@@ -142,7 +142,7 @@ def _offloaded(decision: Decision, overrides: OffloadOverrides, settings: Settin
         num_gpus = len(decision.resources.accelerators_free_bytes)
         parallel = device_ranks.pipeline_ranks(settings, shape, overrides, num_gpus)
         config = replace(config, parallel=parallel, num_threads=max(config.num_threads // number, 1))
-        explain_ranks(parallel, shape, why)
+        explain_ranks(parallel, shape, why, on_devices=True)
     costs, own = costs_of(shape, config), costs_of(shape_of_rank(shape, config.parallel), config)
     machine = machine_of(Wanted(costs=costs, packed_file=None))
     if machine is not None:

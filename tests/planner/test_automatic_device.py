@@ -9,6 +9,7 @@ import pytest
 from transformers import T5Config, T5ForConditionalGeneration
 
 from moeflow.core.errors import CapacityError, ConfigError
+from moeflow.core.plan import Plan
 from moeflow.core.units import GIB, MIB
 from moeflow.kernels.cpu import extension
 from moeflow.planner.choices.packed_files import pack
@@ -201,6 +202,31 @@ def test_a_model_larger_than_the_card_runs_on_the_cpu(model):
         CapacityError, match=r"cuda:SIZE.*without experts, the model needs .* of cuda:1 are free: .*--device cpu"
     ):
         plan(model, small, device="cuda:1")
+
+
+def test_a_model_larger_than_one_card_is_shared_by_several(model):
+    def least(**cards) -> tuple[int, Plan]:
+        """Return the least memory of each card that holds the model, and the plan."""
+        for size in range(PROCESS_BYTES, PROCESS_BYTES + 400 * MIB, MIB // 4):
+            gpus = {name: (size,) * number for name, number in cards.items()}
+            found = plan(model, dataclasses.replace(GPU, accelerator_free_bytes=size, **gpus), max_num_seqs=1)
+            if found.config.device == "cuda:1":
+                return size, found
+        raise AssertionError("no card holds it")
+
+    alone, on_one = least(next_free_bytes=0)
+    each, on_two = least(next_free_bytes=1)
+    assert each < alone
+    assert on_one.config.parallel is None
+    assert on_two.config.parallel.num_ranks == 2
+    assert reason(on_two).startswith("cuda:1 and 1 more share each layer: ")
+    assert plan(model, GPU).config.parallel is None
+
+
+def test_more_ranks_than_cards_are_refused_with_their_number(model):
+    with pytest.raises(ConfigError, match=r"4 ranks .* on GPUs need one each, but 2 GPUs are there.*use fewer"):
+        plan(model, GPU, device="cuda:1", num_ranks=4)
+    assert plan(model, GPU, num_ranks=4).config.device == "cpu"
 
 
 def test_passes_and_graphs_have_memory_of_their_own(model):

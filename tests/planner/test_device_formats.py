@@ -81,7 +81,7 @@ def test_float16_is_for_gpus(stored):
     for settings, machine, why in (
         ({"device": "cpu"}, NEW, "no GPU is asked for"),
         ({}, CPU, "torch finds no CUDA device here"),
-        ({"num_ranks": 2}, NEW, "--ranks is for the processor"),
+        ({"num_ranks": 2}, NEW, "2 ranks .* on GPUs need one each"),
     ):
         with pytest.raises(ConfigError, match=f"--dtype float16 is for GPUs, but the CPU computes: {why}.*Use float32"):
             config(model, machine, dtype="float16", **settings)

@@ -6,6 +6,7 @@ Bytes are added up from the configuration alone. Seconds are those of the pipeli
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -60,7 +61,7 @@ def pipelines_only(monkeypatch):
 def planned(name, model, work, goal="throughput", num_sequences=None):
     usage = Usage(workload=WORKLOADS[work], goal=goal, num_sequences=num_sequences)
     settings = Settings(model=str(shipped_models()[model]))
-    return plan_described(settings, usage, lambda _: load_machine(name)).plan
+    return plan_described(settings, usage, lambda _: replace(load_machine(name), num_devices=1)).plan
 
 
 def plan_or_refusal(name, model, work):
@@ -191,6 +192,31 @@ def test_so_does_a_plan_for_few_sequences(name, model, num_sequences):
     assert plan.config.scheduler.max_num_seqs == num_sequences
     check_runs(plan, name, model)
     check_forecast(plan, name, model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "model", "number"), [("paper-s6", "mixtral-8x22b", 2), ("paper-s9", "dbrx", 4)])
+def test_devices_share_a_model_that_none_of_them_holds(name, model, number):
+    where, settings = load_machine(name), Settings(model=str(shipped_models()[model]))
+    plan = plan_described(settings, Usage(workload=WORKLOADS[1], goal="throughput"), lambda _: where).plan
+    config, policy, offload = plan.config, plan.forecast.policy, plan.config.offload
+    assert plan_from_json(plan_to_json(plan), "it") == plan
+    assert (policy.num_devices, config.parallel.num_ranks, plan.settings["num_ranks"]) == (number,) * 3
+    assert dict(plan.reasons)["parallel degrees"] == f"data 1, tensor {number}, expert 1, pipeline 1"
+    assert offload.num_hosted_experts == 0
+    shape = read_bare_config(shipped_models()[model])
+    own = costs_of(shape.with_fields(intermediate_size=shape.feed_forward.intermediate_size // number), config)
+    streamed = (shape.routing.num_experts - offload.num_resident_experts) * own.expert_bytes
+    staying = offload.num_resident_experts * shape.num_layers * own.expert_bytes
+    assert staying + 2 * streamed < offload.cuda.capacity_bytes < where.level(DEVICE).capacity_bytes
+    alone = planned_or_none(name, model, 1)
+    assert alone is None or plan.forecast.tokens_per_s.value > alone.forecast.tokens_per_s.value
+    check_forecast(plan, name, model)
+
+
+def planned_or_none(name, model, work):
+    found = plan_or_refusal(name, model, work)
+    return None if isinstance(found, CapacityError) else found
 
 
 def test_a_host_too_small_for_the_model_is_refused_with_its_need():

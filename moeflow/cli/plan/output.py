@@ -130,7 +130,7 @@ def _device_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     if plan.config.offload is not None:
         yield "tokens a pass", str(plan.config.scheduler.max_num_batched_tokens), "at most; prompts fill a pass"
     layout = "one device" if policy.num_devices == 1 else f"{policy.num_devices} devices"
-    yield "parallel layout", layout, "" if policy.num_devices == 1 else "each has a part of every layer"
+    yield "parallel layout", layout, reasons.get("parallel degrees", "")
 
 
 def _expert_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:

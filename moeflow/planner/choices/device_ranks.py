@@ -63,6 +63,16 @@ def pipeline_ranks(
             raise ConfigError(f"{flag} {value} is not for devices that are smaller than the model: remove it")
     if reason := why_refused(shape, SHARED_HEADS):
         raise ConfigError(reason)
+    if reason := why_not_divided(shape, number):
+        raise ConfigError(
+            f"{number} ranks (--ranks) cannot share layers on devices that are smaller than the model: {reason}. Use "
+            "fewer"
+        )
+    return ParallelConfig(num_ranks=number, expert_layout=SLICED, attention_layout="tensor", moves_experts=False)
+
+
+def why_not_divided(shape: ModelConfig, number: int) -> str:
+    """Return why layers have no parts of one size for so many devices; empty: they have."""
     attention = shape.attention
     keys = {attention.heads_of(layer).num_kv_heads for layer in range(shape.num_layers)}
     counts = {
@@ -70,13 +80,8 @@ def pipeline_ranks(
         "KV heads": [count for count in keys if number % count],  # else ranks have the same ones
         "hidden units": [shape.feed_forward.intermediate_size, shape.feed_forward.dense_intermediate_size],
     }
-    for what, count in ((what, count) for what, some in counts.items() for count in some):
-        if count % number:
-            raise ConfigError(
-                f"{number} ranks (--ranks) cannot share layers on devices that are smaller than the model: {count} "
-                f"{what} do not divide by {number}. Use fewer"
-            )
-    return ParallelConfig(num_ranks=number, expert_layout=SLICED, attention_layout="tensor", moves_experts=False)
+    odd = [f"{count} {what}" for what, some in counts.items() for count in some if count % number]
+    return f"{odd[0]} do not divide by {number}" if odd else ""
 
 
 def fitting(candidates: Sequence[ParallelConfig], fits: Callable[[ParallelConfig], bool]) -> ParallelConfig:

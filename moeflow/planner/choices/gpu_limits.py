@@ -101,12 +101,16 @@ def why_too_few(settings: Settings, num_gpus: int) -> str:
     return f"{need} ranks (--ranks) on GPUs need one each, but {have} there, counted from the first one used"
 
 
-def check_on_gpu(settings: Settings, shape: ModelConfig, num_gpus: int) -> None:
+def check_number(settings: Settings, num_gpus: int) -> None:
+    """Raise ConfigError if ranks find no GPU each."""
+    if reason := why_too_few(settings, num_gpus):
+        raise ConfigError(f"{reason}: use fewer (--ranks), or --device cpu")
+
+
+def check_on_gpu(settings: Settings, shape: ModelConfig) -> None:
     """Raise ConfigError if no GPU, nor a device that computes like one, runs a model with these settings."""
     if refusal := gpu_refusal(settings, shape):
         raise ConfigError(f"{refusal.reason}; {refusal.remedy}")
-    if reason := why_too_few(settings, num_gpus):
-        raise ConfigError(f"{reason}: use fewer (--ranks), or --device cpu")
 
 
 def check_on_cpu(settings: Settings, why: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import Final, TypeVar
 
@@ -98,15 +98,15 @@ def _why_not(parallel: ParallelConfig, settings: Settings, shape: ModelConfig) -
     return why_not_shared(parallel, shape)
 
 
-def explain_ranks(parallel: ParallelConfig, shape: ModelConfig, reasons: Reasons) -> None:
-    """Add what each rank has."""
+def explain_ranks(parallel: ParallelConfig, shape: ModelConfig, reasons: Reasons, *, on_devices: bool = False) -> None:
+    """Add what each rank has; devices cut between any two units."""
     number = parallel.ranks_per_stage
     if parallel.stages is not None:
         layers = ", ".join(map(str, parallel.stages.num_layers))
         what = "token embeddings and output projection are in the first"
         reasons.append(("stages", f"{parallel.num_stages}: {layers} of the {shape.num_layers} layers; {what}"))
     if number > 1:
-        text = "; ".join(_shared_parts(parallel, shape))
+        text = "; ".join(_shared_parts(parallel, shape, even_blocks if on_devices else band_blocks))
         whose = "" if parallel.stages is None else f", {number} a stage"
         reasons.append(("ranks", f"{parallel.num_ranks}{whose}: each has {text}"))
     if parallel.join is not None:
@@ -115,7 +115,9 @@ def explain_ranks(parallel: ParallelConfig, shape: ModelConfig, reasons: Reasons
         reasons.append(("other ranks", f"join at {at}, with the token in {parallel.join.token_file}{by}"))
 
 
-def _shared_parts(parallel: ParallelConfig, shape: ModelConfig) -> list[str]:
+def _shared_parts(
+    parallel: ParallelConfig, shape: ModelConfig, cut: Callable[[int, int], Sequence[range]]
+) -> list[str]:
     """Return what each rank has of the layers that it shares."""
     parts, number = [], parallel.ranks_per_stage
     if shape.routing.num_experts and parallel.expert_layout == WHOLE:
@@ -133,7 +135,7 @@ def _shared_parts(parallel: ParallelConfig, shape: ModelConfig) -> list[str]:
             f"{parallel.expert_layout} places them"
         )
     elif shape.routing.num_experts:
-        units = _sizes(band_blocks(shape.feed_forward.intermediate_size, number))
+        units = _sizes(cut(shape.feed_forward.intermediate_size, number))
         parts.append(f"a slice of every expert, {units} of {shape.feed_forward.intermediate_size} units")
     if parallel.attention_layout == "tensor":
         heads = _sizes(head_blocks(shape.attention.num_heads, shape.attention.num_kv_heads, number).queries)

@@ -98,11 +98,10 @@ def _measured(order: _Order) -> GpuFigures:
     return answer.figures
 
 
-def with_gpu(machine: Machine, it: GpuFigures) -> Machine:
-    """Return a machine with one of its GPUs."""
-    return replace(
-        machine, levels=(*machine.levels, it.level), links=(*machine.links, it.there, it.back), num_devices=1
-    )
+def with_gpu(machine: Machine, it: GpuFigures, number: int = 1) -> Machine:
+    """Return a machine with so many GPUs like one of its own, each with a link."""
+    links = (replace(link, is_shared=number == 1) for link in (it.there, it.back))
+    return replace(machine, levels=(*machine.levels, it.level), links=(*machine.links, *links), num_devices=number)
 
 
 def main() -> None:

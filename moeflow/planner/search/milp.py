@@ -90,7 +90,7 @@ def _choices(
             near = (1, most // mu) if around is None else _about(around.num_micro_batches, times)
             counts = grid(max(near[0], 1), min(near[1], most // mu), ratio)
         found += [choice for count in counts for choice in _places(model, mu, count, parts)]
-    return found
+    return [choice for choice in found if objective.can_host or not choice.shares_experts]
 
 
 def _places(model: CostModel, micro_batch: int, count: int, parts: Sequence[float]) -> Iterator[IntegerPolicy]:

@@ -34,6 +34,7 @@ class Objective:
     max_sequences: int = MAX_SEQUENCES
     memory_limits: Mapping[str, int] = dataclasses.field(default_factory=dict)  # tier -> bytes, below its capacity
     can_stream: bool = True  # weights to a device that does not hold them
+    can_host: bool = True  # some experts, for a device that streams the others
 
     @property
     def most(self) -> int:

@@ -17,9 +17,9 @@ from moeflow.core.plan import Policy, Sensitivity
 from moeflow.kernels.weight_format import BITS_PER_VALUE, QUANTIZED
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.rank_costs import ALONE
+from moeflow.planner.search.device_search import search_devices
 from moeflow.planner.search.objective import COARSE, Objective, cost_per_token
 from moeflow.planner.search.scaling import scaling_helps
-from moeflow.planner.search.search import search
 
 MORE_MEMORY: Final = "twice the memory"
 MIN_HELP: Final = 1.02  # that is reported
@@ -103,7 +103,7 @@ def helps_by(
 
 def _cost(model: CostModel, objective: Objective) -> float:
     timed = replace(objective, goal="throughput") if objective.goal == "memory" else objective
-    return cost_per_token(*search(model, timed, COARSE), timed.goal)
+    return cost_per_token(*search_devices(model, timed, [model.num_devices], COARSE), timed.goal)
 
 
 def _turned(model: CostModel, perturbation: Perturbation) -> CostModel:

@@ -162,5 +162,5 @@ def test_ranks_and_replicas_are_planned_for_a_described_host(tmp_path):
 def test_processes_that_cannot_be_planned_for_are_refused():
     assert "one engine; remove --replicas" in run("--validate", "--replicas", "2").output
     asked = ("mixtral-8x7b", "--machine", "l4", "--ranks", "2")
-    assert "--ranks is for the processor" in run(*asked, "--device", "cuda").output
+    assert "2 ranks (--ranks) on GPUs need one each, but 1 GPU is" in run(*asked, "--device", "cuda").output
     assert run(*asked).exit_code == 0  # its host computes
