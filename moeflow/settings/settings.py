@@ -184,8 +184,9 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
     num_ranks: int | None = _device(
         "--ranks",
         "count",
-        "Processes that share the model, with the same answers to the bit; threads are divided.",
-        shown_default="1",
+        "Processes that share the model; threads are divided. On CPUs answers are the same to the bit. On GPUs each "
+        "has its own, and sums are split among them.",
+        shown_default="1, or as many GPUs as hold the model",
         most=MAX_THREADS,
         depends_on=("device",),
     )
