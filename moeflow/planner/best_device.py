@@ -92,9 +92,9 @@ class BestDevice(msgspec.Struct, frozen=True, kw_only=True):
         return self._faster(shared, reason)
 
     def _over_gpus(self, settings: Settings, why_smaller: str) -> Found | None:
-        """Return the plan for the fewest GPUs that hold the model together; None: none do, or the user says how many.
+        """Return the plan for the fewest GPUs that hold the model; None: there are none, or the user sets a number.
 
-        Their number is a power of two, like those of heads and units.
+        The number is a power of two, which usually divides heads and units.
         """
         if settings.num_ranks is not None:
             return None

@@ -183,7 +183,7 @@ class _Described:
             num_batches=self.settings.num_replicas or 1,
             num_devices=self.machine.num_devices,
             num_experts=num_experts,
-            block_experts=num_experts,  # kernels compute those of a layer together
+            block_experts=num_experts,  # one launch computes those of a layer
             num_holding=policy.num_devices,
         )
 

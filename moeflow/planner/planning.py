@@ -44,7 +44,7 @@ with on_demand(__name__):
     from moeflow.planner.hardware import disk_rates, gpu_figures, machine_files, measuring_process
     from moeflow.planner.search import sensitivity
 
-_NEARLY: Final = 0.9  # of a GPU's free memory, which those that follow it need to be used like it
+_NEARLY: Final = 0.9  # of a GPU's free memory: another GPU with as much is used like it
 _SHAPE_ON_GPU: Final = "without weights here, a model is planned for a GPU only if --device names it"
 OnStep = Callable[[str], None]  # called with the current step
 

@@ -27,7 +27,7 @@ class SharedLayerOps(DividedExpertOps):
         if not all(attention.is_normed_here for attention in self._attentions):
             raise ConfigError(
                 f"{num_devices} ranks (--ranks) cannot share this model ({self._model.config.model_type}) on devices "
-                "that are smaller than it: it normalises the queries of all heads together. Use one rank"
+                "that are smaller than it: its norms run over the queries of all heads. Use one rank"
             )
         self._sums, self._num_devices = sums, num_devices
 

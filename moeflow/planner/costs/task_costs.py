@@ -94,7 +94,7 @@ WORKS: Final[Mapping[str, tuple[str, Callable[[TaskShape], list[KernelWork]]]]] 
     "post_attention": (DEVICE, _after_attention),
     "project_part": (DEVICE, lambda at: [at.costs.output_projection(at.num_tokens)]),
     "network_part": (DEVICE, _network),
-    "add_network": (DEVICE, lambda _: []),  # little beside the network
+    "add_network": (DEVICE, lambda _: []),  # little next to the network
     "route": (DEVICE, _until_experts),
     "experts": (DEVICE, _device_experts),
     "host_experts": (RAM, _host_experts),

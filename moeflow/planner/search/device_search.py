@@ -1,7 +1,7 @@
 """Chooses how many of a machine's devices share a model, after ExpertFlow 3.3, and the best policy for them.
 
-Devices share each layer (tensor parallelism) where the model exceeds the memory of one: the fewest that hold it, or all
-where none do and a pipeline streams weights.
+Devices share each layer (tensor parallelism) where the model exceeds the memory of one. The fewest that hold it do. If
+none do, all stream weights in a pipeline.
 """
 
 from __future__ import annotations
