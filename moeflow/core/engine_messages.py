@@ -234,7 +234,7 @@ class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def expert_tiers(self) -> list[ExpertTier]:
-        """Experts on each kind of memory, and how often passes found an expert there; the fastest memory comes first."""
+        """Experts in each memory, and how often passes found an expert there; the fastest memory comes first."""
         found = [
             ExpertTier("the GPU", self.experts_on_gpu, self.gpu_hits_total),
             ExpertTier("main memory", self.experts_in_slots, self.expert_hits_total),

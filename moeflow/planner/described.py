@@ -199,7 +199,7 @@ class _Described:
     def _cost_model(self) -> CostModel:
         """Return the costs, with those of a host that computes experts if the model has any."""
         known = (self.machine, self.costs, self.usage.workload)
-        if not self._can_share:
+        if not self._can_be_hybrid:
             return CostModel(*known, routing=self.routing, process_bytes=PROCESS_BYTES)
         experts = host_format(self.weights, self.checkpoint)
         costs = HybridCosts(*known, routing=self.routing, process_bytes=PROCESS_BYTES, host_format=experts)
@@ -213,12 +213,12 @@ class _Described:
             return costs  # which do not fit either
 
     @property
-    def _can_share(self) -> bool:
+    def _can_be_hybrid(self) -> bool:
         return can_be_hybrid(self.settings, self.shape) and are_shared(self.weights, self.shape)
 
     def _file_on_disk(self, memory_bytes: int | None) -> Path | None:
         """Return the file that experts come from in so much main memory; None: all fit, or it is not limited."""
-        if memory_bytes is None or not self._can_share:
+        if memory_bytes is None or not self._can_be_hybrid:
             return None
         sizes = HybridSizes(self.costs, host_format(self.weights, self.checkpoint))
         if sizes.on_host.experts_bytes + PROCESS_BYTES <= memory_bytes:

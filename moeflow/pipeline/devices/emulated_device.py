@@ -86,7 +86,7 @@ class EmulatedDevice:
 
     def exchanging(self, num_bytes: int) -> AbstractContextManager[None]:
         """Return a `with` block for an exchange with other devices, which lasts as long as the link takes."""
-        return self._between.lasting(_seconds(num_bytes, self.speeds.link))
+        return self._between.lasting(seconds(num_bytes, self.speeds.link))
 
     def ordered(self, task: int, after: Sequence[int]) -> AbstractContextManager[None]:
         """Return a `with` block that does nothing: work is finished when its own block ends."""
