@@ -11,7 +11,8 @@ import pytest
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
-from moeflow.core.parallel_config import JoinConfig, RayConfig
+from moeflow.core.parallel_config import JoinConfig, NodeReplicas, RayConfig
+from moeflow.core.plan import plan_from_json, plan_to_json
 from moeflow.core.units import GIB, MIB
 from moeflow.experts.cache.policies import DEFAULT_POLICY
 from moeflow.kernels.cpu import extension
@@ -115,6 +116,26 @@ def test_ray_starts_ranks_where_it_is_asked_to(model):
     assert dict(plan.reasons)["other ranks"].endswith(", started by Ray (head:6379)")
     spread = resolve(dataclasses.replace(asked, ray_placement="spread"), resources=machine()).config
     assert spread.parallel.join.ray == RayConfig(address="head:6379", shares_nodes=True)
+
+
+@needs_extension
+def test_ray_starts_replicas_that_are_each_planned_like_one_engine(model, tmp_path):
+    asked = Settings(model=model, cache_dir=tmp_path, is_served=True)
+    one = resolve(asked, resources=machine()).plan
+    several = dataclasses.replace(asked, num_replicas=8, ray_address="auto")
+    plan = resolve(several, resources=machine()).plan
+    assert (plan.config, plan.num_replicas) == (one.config, 1)
+    join = JoinConfig(host="", port=0, token_file=str(tmp_path / "cluster-token"), ray=RayConfig(address="auto"))
+    assert plan.node_replicas == NodeReplicas(number=8, join=join)
+    assert plan_from_json(plan_to_json(plan), "plan.json") == plan
+    at = dataclasses.replace(several, listen_ranks="10.0.0.1:9200")
+    assert resolve(at, resources=machine()).plan.node_replicas.join.port == 9200
+    for more, complaint in (
+        ({"num_ranks": 2, "listen_ranks": "9200"}, "either ranks or replicas"),
+        ({"expert_parallel": True}, "are processes of this machine: remove --ray-address"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            resolve(dataclasses.replace(several, **more), resources=machine())
 
 
 @needs_extension

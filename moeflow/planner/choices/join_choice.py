@@ -30,8 +30,8 @@ def choose_join(settings: Settings, num_ranks: int) -> JoinConfig | None:
     if settings.listen_ranks is None:
         if ray is not None:
             raise ConfigError(
-                "ranks that Ray starts (--ray-address) must reach the first one: set its address on this machine "
-                "(--listen-ranks HOST:PORT), and the number of ranks (--ranks)"
+                "Ray starts engines (--ray-address) as replicas: set their number (--replicas). Or it starts ranks, which "
+                "must reach the first one: set their number (--ranks), and its address (--listen-ranks HOST:PORT)"
             )
         return None
     if num_ranks == 1:

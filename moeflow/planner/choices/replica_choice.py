@@ -35,6 +35,10 @@ def choose_expert_parallel(
         return None
     if number == 1:
         raise ConfigError("replicas share experts (--expert-parallel): set the number of replicas (--replicas)")
+    if settings.ray_address is not None:
+        raise ConfigError(
+            "replicas that share experts (--expert-parallel) are processes of this machine: remove --ray-address"
+        )
     if count_ranks(settings) > 1:
         raise ConfigError(
             "replicas that share experts (--expert-parallel) have one process each: remove --ranks and --stages, "
@@ -45,10 +49,6 @@ def choose_expert_parallel(
         raise ConfigError(
             f"{number} replicas cannot share the experts (--expert-parallel) of a model with {have}: use fewer "
             "(--replicas), or have each compute apart"
-        )
-    if settings.ray_address is not None:
-        raise ConfigError(
-            "replicas that share experts (--expert-parallel) are processes of this machine: remove --ray-address"
         )
     if not cpu_isa:
         raise ConfigError(
