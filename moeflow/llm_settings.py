@@ -62,6 +62,7 @@ class LLMSettings(FlagSettings, total=False):
     expert_layout: str
     attention_layout: str
     num_replicas: int | str | None
+    max_replicas: int | str | None
     expert_parallel: bool
     listen_ranks: str | None
     cluster_token_file: str | os.PathLike[str] | None

@@ -49,7 +49,8 @@ class JoinConfig:
 class NodeReplicas(msgspec.Struct, frozen=True, kw_only=True):
     """Engines of one server on other machines, each with the whole model."""
 
-    number: int
+    number: int  # at the start, and the least
+    most: int  # if the load needs them
     join: JoinConfig  # where they join
 
 

@@ -18,9 +18,9 @@ import dataclasses
 import logging
 import time
 from bisect import insort
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -36,6 +36,7 @@ from moeflow.processes.deaths import Death
 from moeflow.processes.engine_host import LocalHost
 from moeflow.processes.process_client import ProcessEngine, Progress
 from moeflow.processes.replica import Replica, Start
+from moeflow.processes.replica_target import ReplicaTarget
 from moeflow.processes.restart_limits import MAX_PER_HOUR, RestartLimits
 from moeflow.processes.socket_folder import SocketFolder
 from moeflow.processes.stall import TIMEOUT_S
@@ -50,6 +51,7 @@ with on_demand(__name__):
 
 logger = logging.getLogger(__name__)
 
+_TARGET_S = 1.0  # how often the number of replicas is compared with the load
 _LOOK_S = 0.02  # how often a shutdown looks whether all requests have ended
 _BEST_FIRST = (EngineState.READY, EngineState.RESTARTING, EngineState.STALLED)
 
@@ -66,13 +68,14 @@ class Supervisor:
         scheduler: SchedulerConfig,
         launcher: RayLauncher | None = None,
         places: EnginePlaces | None = None,
+        target: ReplicaTarget | None = None,
         folder: SocketFolder | None = None,
     ) -> None:
         """Nothing is started before `load`. `starts` has one for each replica, for which `make_limits` is called.
 
         `scheduler` configures that of each engine. `launcher` has started the ranks that join, or keepers of the
-        engines; it ends with the engines, and so do the `places` of keepers. `folder`, if there is one, is removed at
-        the end.
+        engines; it ends with the engines, and so do the `places` of keepers. `target` decides their number. `folder`,
+        if there is one, is removed at the end.
         """
         self._folder = folder
         self._make_limits = make_limits
@@ -83,10 +86,11 @@ class Supervisor:
             self._make_replica("the engine" if is_alone else f"replica {number}", start)
             for number, start in enumerate(starts)
         ]
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._on_failure = on_failure
         self._launcher = launcher
         self._places = places
+        self._target = target
         self._queue: list[Continuation] = []  # that no replica has, in the order of their places
         self._rule = Dispatch()
         self._end = ""  # why no engine will come any more
@@ -122,6 +126,7 @@ class Supervisor:
             scheduler=config.scheduler,
             launcher=launcher,
             places=places,
+            target=None if nodes is None or nodes.most == nodes.number else ReplicaTarget(nodes.number, nodes.most),
             folder=folder,
         )
         await supervisor.load(on_progress)
@@ -139,6 +144,8 @@ class Supervisor:
             if self._places is not None:
                 for replica in others:
                     replica.load_later()
+                if self._target is not None:
+                    self._start_task(self._follow(self._target))
                 return
             results = await asyncio.gather(*(replica.load() for replica in others), return_exceptions=True)
             for result in results:
@@ -172,9 +179,27 @@ class Supervisor:
         for replica in added:
             replica.load_later()
         for replica in removed:
-            task = asyncio.create_task(self._retire(replica, places))
-            self._retiring.add(task)
-            task.add_done_callback(self._retiring.discard)
+            self._start_task(self._retire(replica, places))
+
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _follow(self, target: ReplicaTarget) -> None:
+        """Have as many replicas as the load needs, as long as this serves."""
+        while not self._end:
+            await asyncio.sleep(_TARGET_S)
+            stats = [replica.status.stats for replica in self._replicas]
+            number = target.note(
+                num_requests=len(self._unfinished()),
+                num_places=self._replicas[0].engine.model.max_num_seqs,
+                kv_blocks=sum(each.kv_blocks_used / max(each.kv_blocks_total, 1) for each in stats),
+                number=len(self._replicas),
+            )
+            if number != len(self._replicas) and not self._end:
+                logger.warning("%d replicas instead of %d, as the load needs", number, len(self._replicas))
+                self.scale(number)
 
     async def _retire(self, replica: Replica, places: EnginePlaces) -> None:
         """Move the requests of a replica to others, and end it."""
@@ -320,7 +345,7 @@ class Supervisor:
         return [*self._queue, *(request for replica in self._replicas for request in replica.requests)]
 
     async def _shut_down_all(self, deadline_s: float) -> None:
-        await asyncio.gather(*(replica.shutdown(deadline_s) for replica in self._replicas), *self._retiring)
+        await asyncio.gather(*(replica.shutdown(deadline_s) for replica in self._replicas), *self._tasks)
         if self._places is not None:
             self._places.close()
         if self._launcher is not None:

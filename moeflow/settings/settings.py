@@ -242,6 +242,15 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
         most=MAX_THREADS,
         depends_on=("device",),
     )
+    max_replicas: int | None = _device(
+        "--max-replicas",
+        "count",
+        "Replicas to have at most: with --ray-address, engines start while requests fill the others, and end after "
+        "five minutes without need.",
+        shown_default="as many as --replicas",
+        is_served_only=True,
+        depends_on=("num_replicas",),
+    )
     expert_parallel: bool = _device(
         "--expert-parallel/--no-expert-parallel",
         "switch",

@@ -70,6 +70,7 @@ VALUES = {
     "expert_layout": None,
     "attention_layout": None,
     "num_replicas": 2,
+    "max_replicas": None,
     "expert_parallel": None,
     "listen_ranks": None,
     "cluster_token_file": None,

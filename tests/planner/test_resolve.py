@@ -126,11 +126,15 @@ def test_ray_starts_replicas_that_are_each_planned_like_one_engine(model, tmp_pa
     plan = resolve(several, resources=machine()).plan
     assert (plan.config, plan.num_replicas) == (one.config, 1)
     join = JoinConfig(host="", port=0, token_file=str(tmp_path / "cluster-token"), ray=RayConfig(address="auto"))
-    assert plan.node_replicas == NodeReplicas(number=8, join=join)
+    assert plan.node_replicas == NodeReplicas(number=8, most=8, join=join)
     assert plan_from_json(plan_to_json(plan), "plan.json") == plan
     at = dataclasses.replace(several, listen_ranks="10.0.0.1:9200")
     assert resolve(at, resources=machine()).plan.node_replicas.join.port == 9200
+    growing = dataclasses.replace(several, max_replicas=20)
+    assert resolve(growing, resources=machine()).plan.node_replicas.most == 20
     for more, complaint in (
+        ({"max_replicas": 7}, "7 replicas at most .* are fewer than the least, 8"),
+        ({"max_replicas": 9, "ray_address": None}, "changes .* on a Ray cluster only"),
         ({"num_ranks": 2, "listen_ranks": "9200"}, "either ranks or replicas"),
         ({"expert_parallel": True}, "are processes of this machine: remove --ray-address"),
     ):

@@ -23,6 +23,7 @@ from moeflow.settings.settings import Settings, from_plain, options, to_plain
         "num_ranks",
         "num_redundant_experts",
         "num_replicas",
+        "max_replicas",
         "max_model_len",
         "micro_batch",
         "prompt_micro_batch",

@@ -19,6 +19,7 @@ COUNTS = (
     "num_ranks",
     "num_redundant_experts",
     "num_replicas",
+    "max_replicas",
     "micro_batch",
     "prompt_micro_batch",
     "num_threads",

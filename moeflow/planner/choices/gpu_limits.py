@@ -35,6 +35,7 @@ _ON_CPU_ONLY: Final[Mapping[str, str]] = {  # field of `Settings` -> reason
     "num_redundant_experts": _MOVES,
     "expert_layout": "ranks on GPUs know the layouts of moeflow only",
     "num_replicas": _REPLICAS,
+    "max_replicas": _REPLICAS,
     "expert_parallel": _REPLICAS,
     "remote_experts": "lenders keep experts that the CPU reads from disk",
 }

@@ -30,8 +30,8 @@ def choose_join(settings: Settings, num_ranks: int) -> JoinConfig | None:
     if settings.listen_ranks is None:
         if ray is not None:
             raise ConfigError(
-                "Ray starts engines (--ray-address) as replicas: set their number (--replicas). Or it starts ranks, which "
-                "must reach the first one: set their number (--ranks), and its address (--listen-ranks HOST:PORT)"
+                "Ray starts engines (--ray-address) as replicas: set their number (--replicas). Or it starts ranks, "
+                "which must reach the first one: set their number (--ranks) and its address (--listen-ranks HOST:PORT)"
             )
         return None
     if num_ranks == 1:
@@ -47,13 +47,21 @@ def choose_join(settings: Settings, num_ranks: int) -> JoinConfig | None:
 
 def choose_node_replicas(settings: Settings) -> NodeReplicas | None:
     """Return the engines that Ray starts on its nodes; None: it starts none. Raises: ConfigError."""
-    if settings.num_replicas is None or (ray := _choose_ray(settings)) is None:
+    number = settings.num_replicas
+    most = settings.max_replicas or number
+    if number is None or most is None or (ray := _choose_ray(settings)) is None:
+        if settings.max_replicas is not None:
+            raise ConfigError(
+                "the number of replicas changes (--max-replicas) on a Ray cluster only: set --ray-address, and --replicas"
+            )
         return None
+    if most < number:
+        raise ConfigError(f"{most} replicas at most (--max-replicas) are fewer than the least, {number} (--replicas)")
     host, port = "", 0
     if settings.listen_ranks is not None:
         host, port = parse_address(settings.listen_ranks, default_host=LOOPBACK)
     join = JoinConfig(host=host, port=port, token_file=_token_file(settings), ray=ray)
-    return NodeReplicas(number=settings.num_replicas, join=join)
+    return NodeReplicas(number=number, most=most, join=join)
 
 
 def _token_file(settings: Settings) -> str:

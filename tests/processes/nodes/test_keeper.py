@@ -18,11 +18,14 @@ from moeflow.core.errors import CheckpointError, ConfigError, EngineError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.client import EngineState
 from moeflow.planner.resolve import resolve
+from moeflow.processes import replica_target
+from moeflow.processes import supervisor as supervisor_module
 from moeflow.processes.cluster.ray_engines import fingerprint_of
 from moeflow.processes.nodes import engine_places, keeper
 from moeflow.processes.nodes.engine_places import EnginePlaces
 from moeflow.processes.nodes.keeper import KeeperSettings, keep
 from moeflow.processes.process_client import ProcessEngine
+from moeflow.processes.replica_target import ReplicaTarget
 from moeflow.processes.restart_limits import RestartLimits
 from moeflow.processes.supervisor import Supervisor
 from moeflow.settings.settings import Settings
@@ -72,9 +75,11 @@ class Cluster:
         self.keepers.append(task)
         return task
 
-    def supervisor(self, number: int, launcher: Launcher | None = None) -> Supervisor:
+    def supervisor(
+        self, number: int, launcher: Launcher | None = None, target: ReplicaTarget | None = None
+    ) -> Supervisor:
         start = partial(ProcessEngine.start, self.config, launch=self.places.launch)
-        known = {"scheduler": self.config.scheduler, "places": self.places, "launcher": launcher}
+        known = {"scheduler": self.config.scheduler, "places": self.places, "launcher": launcher, "target": target}
         return Supervisor([start] * number, RestartLimits, **known)
 
 
@@ -196,6 +201,25 @@ def test_replicas_are_added_and_removed_under_a_stream(config):
             await until(lambda: [it.state for it in supervisor.replicas()] == 2 * [EngineState.READY])
             with pytest.raises(ConfigError, match="at least one replica must stay"):
                 supervisor.scale(0)
+            await supervisor.shutdown(5)
+
+    run(body)
+
+
+def test_the_load_decides_how_many_replicas_there_are(config, monkeypatch):
+    monkeypatch.setattr(supervisor_module, "_TARGET_S", 0.05)
+    monkeypatch.setattr(replica_target, "GROW_AFTER_S", 0.0)
+    monkeypatch.setattr(replica_target, "SHRINK_AFTER_S", 3.0)
+
+    async def body():
+        async with cluster(config) as made:
+            supervisor = made.supervisor(1, Launcher(made), ReplicaTarget(1, 2))
+            made.keep()
+            await supervisor.load()
+            streams = [asyncio.create_task(tokens_of(supervisor, name=f"{number}")) for number in range(8)]
+            await until(lambda: len(supervisor.replicas()) == 2)
+            assert len({tuple(tokens) for tokens in await asyncio.gather(*streams)}) == 1
+            await until(lambda: len(supervisor.replicas()) == 1)
             await supervisor.shutdown(5)
 
     run(body)
