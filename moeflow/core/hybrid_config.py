@@ -33,6 +33,11 @@ class HybridConfig(msgspec.Struct, frozen=True, kw_only=True):
         return (1 + 2 * count) * packed_bytes + changing_bytes + count * slot_bytes
 
 
+def host_staging_bytes(num_experts: int, packed_bytes: int) -> int:
+    """Return the bytes of main memory, at most, for experts on their way from disk to the GPU."""
+    return (1 + 2 * staged_experts(num_experts, packed_bytes)) * packed_bytes
+
+
 def staged_experts(num_cold: int, packed_bytes: int) -> int:
     """Return the experts of one set, where a layer has so many without a slot."""
     return min(max(_SET_BYTES // packed_bytes, 1), num_cold)

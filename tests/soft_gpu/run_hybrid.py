@@ -127,7 +127,7 @@ def _run_plan(folder: Path) -> dict[str, Any]:
         plan = resolve(settings, resources=large).plan
         if plan.pipeline == HYBRID and plan.config.hybrid.num_gpu_experts < NUM_EXPERTS // 2:
             break
-    little = replace(settings, memory_bytes=plan.memory_bytes - 6 * MIB)
+    little = replace(settings, memory_bytes=plan.memory_bytes - 4 * MIB)
     plan = plan_from_json(plan_to_json(resolve(little, resources=large).plan), "plan")
     config, lengths = apply_plan(plan, {}, resources=large).config, [5, 60]
     expected, _ = _run(cpu, lengths)

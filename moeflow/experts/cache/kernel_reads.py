@@ -60,11 +60,14 @@ class KernelReads:
 
         Also repeats the fetcher's journal.
         """
-        size, end_layer = self._num_experts, first_layer + len(topk_ids)
-        is_used = np.zeros(self._num_layers * size, bool)
+        end_layer = first_layer + len(topk_ids)
+        is_used = np.zeros(self._num_layers * self._num_experts, bool)
         is_used[topk_ids + self._first_numbers[first_layer:end_layer]] = True
-        numbers = np.flatnonzero(is_used)
-        loads = self._loads
+        self.end_of(first_layer, end_layer, np.flatnonzero(is_used))
+
+    def end_of(self, first_layer: int, end_layer: int, numbers: NDArray[np.int64]) -> None:
+        """Do the same for the used experts of some layers, distinct numbers over all layers."""
+        size, loads = self._num_experts, self._loads
         with loads.changed:
             num_absent = 0 if loads.fetcher is None else self._catch_up(loads.fetcher, loads.fetcher.end())
             loads.is_read = loads.is_lent = False

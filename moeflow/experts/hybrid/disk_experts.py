@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from moeflow.experts.hybrid.hybrid_experts import HostSums, HybridExperts, HybridLayers
+from moeflow.experts.hybrid.resident_runs import ResidentRuns
 from moeflow.experts.hybrid.slot_tables import NO_SLOT
 from moeflow.experts.leased_experts import run_leased
 from moeflow.experts.spans import untraced
+from moeflow.kernels.cpu.expert_slots import PresentExperts
 from moeflow.kernels.expert_biases import ExpertBiases
 
 if TYPE_CHECKING:
@@ -41,23 +42,34 @@ class ExpertsOnDisk(HybridExperts):
 
     def _host_sums(self, layers: HybridLayers, biases: ExpertBiases | None) -> HostSums:
         assert layers.disk is not None
+        assert layers.runs is not None
         self._pool = layers.disk
-        return _CachedSums(layers.disk.add_layer(biases), layers.tables.slots[self.layer])
+        return _CachedSums(layers.disk.add_layer(biases), layers.runs, layers.tables.slots[self.layer])
 
 
 class _CachedSums:
-    """The CPU's experts of a layer."""
+    """The CPU's experts of a layer: at once if all are in memory, else as they arrive."""
 
-    def __init__(self, experts: CachedExperts, slots_on_gpu: NDArray[np.int32]) -> None:
-        self._experts, self._slots_on_gpu = experts, slots_on_gpu
+    def __init__(self, experts: CachedExperts, runs: ResidentRuns, slots_on_gpu: NDArray[np.int32]) -> None:
+        self._experts, self._runs, self._slots_on_gpu = experts, runs, slots_on_gpu
+        self._table = np.full_like(slots_on_gpu, NO_SLOT)
+        self._present = PresentExperts(experts.pool.slots_of(experts.layer), self._table, experts.biases)
 
     def sums(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor) -> Callable[[], None]:
         """See `HostSums.sums`. The function blocks while experts are read. It raises StorageError."""
-        return partial(self._compute, x, topk_ids, topk_weights, out)
+        compute, ids = self._present.sums(x, topk_ids, topk_weights, out), topk_ids.numpy()
 
-    def _compute(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor) -> None:
-        on_gpu = np.flatnonzero(self._slots_on_gpu != NO_SLOT).tolist()
-        out.copy_(self._experts.compute_others(x, topk_ids, topk_weights, on_gpu))
+        def run() -> None:
+            is_on_gpu = self._slots_on_gpu != NO_SLOT
+            slots = self._runs.slots(self._experts.layer, ids[~is_on_gpu[ids]])
+            if slots is None:
+                on_gpu = np.flatnonzero(is_on_gpu).tolist()
+                out.copy_(self._experts.compute_others(x, topk_ids, topk_weights, on_gpu))
+                return
+            np.copyto(self._table, np.where(is_on_gpu, NO_SLOT, slots))
+            compute()
+
+        return run
 
 
 class _Copies:

@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from moeflow.core.hybrid_config import HybridConfig
+from moeflow.experts.hybrid.resident_runs import ResidentRuns
 from moeflow.experts.hybrid.slot_tables import SlotTables
 from moeflow.kernels.activation import Activation
 from moeflow.kernels.arrays import Array
@@ -78,6 +79,7 @@ class HybridLayers:
         `disk` has slots in main memory for experts from disk; None: main memory has all experts.
         """
         self.config, self.device, self.disk = config, device, disk
+        self.runs = None if disk is None else ResidentRuns(disk.cache)
         self.tables = SlotTables(len(formats), num_experts, device)
         self._formats = formats
         self.experts: list[HybridExperts] = []

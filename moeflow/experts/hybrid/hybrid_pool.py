@@ -83,6 +83,7 @@ class HybridPool:
 
         Blocks: while experts come from disk. Raises: StorageError if one cannot be read.
         """
+        self._end_run()  # of kernels that were tried before the first pass
         self._shared.begin_pass(num_tokens)
         num_free = self._mover.settle()
         is_streamed = self._stream is not None and num_tokens >= self._config.stream_tokens
@@ -98,6 +99,7 @@ class HybridPool:
 
     def end_pass(self) -> None:
         """Count the choices of a pass. One that streams needs all experts."""
+        self._end_run()
         ids, is_on_gpu = self._shared.choices(), self._tables.is_on_gpu
         is_used = np.full_like(is_on_gpu, fill_value=self._layers.way is self._stream)
         if ids is not None:
@@ -112,6 +114,7 @@ class HybridPool:
 
     def drop_pass(self) -> None:
         """Forget a pass that failed. Blocks: until the GPU is idle."""
+        self._end_run()
         self._seam.reset()
 
     def cut_by(self, cut: Callable[[Step], None]) -> AbstractContextManager[None]:
@@ -133,8 +136,13 @@ class HybridPool:
 
     def close(self) -> None:
         """Let the memory go that the GPU copies from. Blocks: until the GPU is idle."""
+        self._end_run()
         self._lanes.synchronize()
         self._pinned.close()
+
+    def _end_run(self) -> None:
+        if self._layers.runs is not None:
+            self._layers.runs.end()
 
     def _fill(self) -> None:
         """Fill the slots with the most popular experts."""

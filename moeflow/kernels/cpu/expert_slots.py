@@ -70,10 +70,13 @@ class SlotExperts:
 class PresentExperts:
     """Experts of one layer in a table of slots that may change between calls."""
 
-    def __init__(self, memory: PackedExperts, table: NDArray[np.int32]) -> None:
-        """Take the memory of the slots, with the layer's biases, and the slot of each expert, negative: absent."""
-        self._memory, self._table = memory, table  # kept for the kernels
-        self._layer = memory.in_slots(address(table), len(table), memory.biases)
+    def __init__(self, memory: PackedExperts, table: NDArray[np.int32], biases: ExpertBiases | None = None) -> None:
+        """Take the memory of the slots, the slot of each expert, negative: absent, and the layer's biases.
+
+        `biases` None: those of `memory`.
+        """
+        self._memory, self._table, self._biases = memory, table, biases or memory.biases  # kept for the kernels
+        self._layer = memory.in_slots(address(table), len(table), self._biases)
 
     def sums(self, x: Array, topk_ids: Array, topk_weights: Array, out: Array) -> Callable[[], None]:
         """Return a function that computes with the numbers that these arrays have when it is called.

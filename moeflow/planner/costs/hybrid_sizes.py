@@ -7,7 +7,7 @@ from functools import cached_property
 from math import ceil
 from typing import Final, NamedTuple
 
-from moeflow.core.hybrid_config import HybridConfig
+from moeflow.core.hybrid_config import HybridConfig, host_staging_bytes
 from moeflow.experts.slot_arena import arena_bytes
 from moeflow.planner.costs.gpu_work_space import graph_bytes, pass_bytes
 from moeflow.planner.costs.model_costs import ModelCosts
@@ -61,7 +61,8 @@ class HybridSizes:
         """Return the main memory of all experts, or of slots for some, and of buffers of passes."""
         experts_bytes = ceil(self.on_host.experts_bytes)
         if num_slots is not None:
-            experts_bytes = arena_bytes(num_slots, self.slab_bytes)
+            staging_bytes = host_staging_bytes(self.num_experts, self.slab_bytes)
+            experts_bytes = arena_bytes(num_slots, self.slab_bytes) + staging_bytes
         return experts_bytes + NUM_RINGS * passes.num_tokens * self.row_bytes
 
     def device_bytes(self, num_gpu_experts: int, passes: Passes, kv_bytes: float) -> int:
