@@ -214,12 +214,28 @@ def test_a_packed_file_is_planned_in_its_format_where_the_gpu_holds_it(tmp_path)
 
 
 @pytest.mark.slow  # plans
-def test_a_model_that_a_gpu_cannot_even_stream_is_planned_for_the_host():
-    plan = planned("dbrx", "t4")
+def test_a_model_that_a_gpu_cannot_even_stream_is_planned_for_the_host(tmp_path):
+    tiny, machine = tmp_path / "tiny.json", load_machine("t4")
+    device = machine.level("device")
+    levels = (dataclasses.replace(it, capacity_bytes=4 * GIB) if it is device else it for it in machine.levels)
+    tiny.write_text(machine_to_json(dataclasses.replace(machine, levels=tuple(levels))))
+    plan = planned("dbrx", str(tiny))
     assert (plan.config.device, plan.config.offload) == ("cpu", None)
-    assert "of device memory (14.8 GiB available)" in dict(plan.reasons)["device"]
-    with pytest.raises(CapacityError, match=r"of device memory \(14.8 GiB available\)"):
-        planned("dbrx", "t4", device="cuda")
+    assert "of device memory (4.0 GiB available)" in dict(plan.reasons)["device"]
+    with pytest.raises(CapacityError, match=r"of device memory \(4.0 GiB available\)"):
+        planned("dbrx", str(tiny), device="cuda")
+
+
+@pytest.mark.slow  # plans
+def test_a_model_that_no_memory_holds_is_on_the_gpu_in_memory_and_on_disk():
+    plan, alone = planned("dbrx", "t4"), planned("dbrx", "t4", device="cpu")
+    assert (plan.pipeline, plan.config.device) == ("hybrid", "cuda:0")
+    assert plan.forecast.tokens_per_s.value > alone.forecast.tokens_per_s.value
+    places = dict(plan.forecast.expert_places)
+    assert places["disk"] > 0.5
+    assert places["ram"] > 0.15
+    held = plan.config.experts.num_slots * plan.config.experts.slab_bytes
+    assert 0.8 * load_machine("t4").level("ram").capacity_bytes < held < load_machine("t4").level("ram").capacity_bytes
 
 
 @pytest.mark.slow  # plans
