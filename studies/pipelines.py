@@ -47,7 +47,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-import msgspec
 import torch
 
 from moeflow.bench.records import Record
@@ -57,7 +56,7 @@ from moeflow.checkpoint.packed.weight_memory import FreshMemory
 from moeflow.cli.bench.output import result_options
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CapacityError
-from moeflow.core.offload_config import DeviceConfig, EmulatedDeviceConfig
+from moeflow.core.offload_config import DeviceConfig, EmulatedDeviceConfig, EmulatedSpeeds
 from moeflow.engine.compute_setup import set_up
 from moeflow.engine.offload.offloaded_model import OffloadedModel
 from moeflow.engine.runner_loading import make_allocator
@@ -83,6 +82,7 @@ WARM_UP_STEPS = {SHARING: 3}  # it hears how fast the link is, then the host, th
 CONTEXTS = (32, 128)  # tokens, at least and at most
 DISTURBED = 0.1  # late work, as a share of emulated time: such a turn is made again
 MAX_TRIES = 2
+SHARES = ("link_idle", "device_idle", "overlap", "late_share")
 SEED = 0
 
 
@@ -209,7 +209,10 @@ def max_requests(costs: ModelCosts, host_bytes: float, context: int) -> int:
 def balanced_device(
     balance: float, device: DeviceConfig, config: EngineConfig, costs: ModelCosts, micro_batch: int
 ) -> EmulatedDeviceConfig:
-    """Return an emulated device whose processor and host each take a share of the link's time in CGOPipe."""
+    """Return an emulated device whose processor and host each take a share of the link's time in CGOPipe.
+
+    Their times grow with tokens: the device is bound by operations, as with many requests.
+    """
     limits = config.scheduler
     overrides = OffloadOverrides(device=device, pipeline="cgopipe", micro_batch_tokens=micro_batch)
     offload = plan_offload(overrides, costs, dataclasses.replace(limits, max_num_batched_tokens=limits.max_num_seqs))
@@ -218,16 +221,11 @@ def balanced_device(
     streamed = 1 - offload.num_resident_experts / shape.routing.num_experts
     layer_s = balance * costs.experts_bytes * streamed / device.speeds.link / shape.num_layers
     at = decode_shape(costs, micro_batch, statistics.mean(CONTEXTS))
-    device_bytes, host_bytes = (
-        number * sum(work.num_bytes for op in ops for work in WORKS[op][1](at))
-        for ops in (("pre_attention", "post_attention"), ("cpu_attention",))
-    )
-    speeds = msgspec.structs.replace(
-        device.speeds,
-        device_bytes=device_bytes / layer_s,
-        device_flops=0.0,
-        host_bytes=host_bytes / layer_s,
-        host_flops=0.0,
+    works = {op: WORKS[op][1](at) for op in ("pre_attention", "post_attention", "cpu_attention")}
+    host_bytes = number * sum(work.num_bytes for work in works.pop("cpu_attention"))
+    device_flops = number * sum(work.num_flops for each in works.values() for work in each)
+    speeds = EmulatedSpeeds(
+        link=device.speeds.link, device_flops=device_flops / layer_s, host_bytes=host_bytes / layer_s
     )
     return dataclasses.replace(device, speeds=speeds)
 
@@ -330,6 +328,7 @@ def main(
     chosen = list(cases(pipelines, micro_batches))
     caps = {"device_share": device_share, "host_share": host_share, "model_bytes": int(costs.model_bytes)}
     about = {"model": Path(model).name, "weights": config.weight_format, "device": device, **caps, "steps": steps}
+    about |= {"balance": balance, "has_streams": has_streams}
     to = recorder("pipelines", out, as_json=as_json)
     first: Turn | None = None
     for together in [[case] for case in chosen] if is_gpu else [chosen]:
@@ -408,10 +407,7 @@ def summary(runner: Runner, turns: Sequence[Turn], num_steps: int) -> Record:
         "hosted_experts": round(runner.model._share.num_hosted / runner.model.config.num_layers, 2),  # of a layer
         "device_bytes_used": runner.model.device.memory.used_bytes,
         "tokens_per_s": [round(speed, 2) for speed in speeds],
-        **{
-            name: round(statistics.median(getattr(turn, name) for turn in turns), 4)
-            for name in ("link_idle", "device_idle", "overlap", "late_share")
-        },
+        **{name: round(statistics.median(getattr(turn, name) for turn in turns), 4) for name in SHARES},
     }
 
 
@@ -434,7 +430,7 @@ def table(records: Sequence[Record]) -> Table:
                 str(record.get("hosted_experts", 0)),
                 spread_text(speeds),
                 f"{statistics.median(speeds) / best:.2f}",
-                *(f"{record[name]:.1%}" for name in ("link_idle", "device_idle", "overlap", "late_share")),
+                *(f"{record[name]:.1%}" if name in record else "" for name in SHARES),
             )
         )
     columns = (
