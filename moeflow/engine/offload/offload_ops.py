@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from time import perf_counter
 
 import torch
 
@@ -96,10 +95,7 @@ class OffloadOps:
             return Cost(self._weights.stage(_layer(task), task.micro_batch))
 
     def _weights_to_device(self, task: Task) -> Cost:
-        start = perf_counter()
-        num_bytes = self._weights.load(_layer(task), task.micro_batch)
-        self._share.uploaded(num_bytes, perf_counter() - start)
-        return Cost(num_bytes)
+        return Cost(self._weights.load(_layer(task), task.micro_batch))
 
     def _load_weights(self, task: Task) -> Cost:
         with self._device.computing_on_host(0, 0):
@@ -161,6 +157,8 @@ class OffloadOps:
     # On the host:
 
     def _cpu_attention(self, layer: int, micro_batch: MicroBatch) -> Cost:
+        with self._device.computing_on_host(0, 0):
+            pass  # waits for the inputs, which is no part of the host's time
         timing = self._share.attending(micro_batch.num_read)
         with timing, self._computing("cpu_attention", layer, micro_batch) as cost:
             qkv, places = micro_batch.tensors.pop("host_qkv"), micro_batch.on_host

@@ -99,6 +99,8 @@ class OffloadedModel:
         with self.device.computing(0, 0):
             micro_batches = cut_pass(token_ids, context, self._host, self._side, self._cut)
         self.device.synchronize()
+        for num_bytes, seconds in self._weights.uploads():
+            self._share.uploaded(num_bytes, seconds)
         self._share.begin_pass(len(token_ids), self._num_read_on_host(micro_batches), len(micro_batches))
         skipped = [border * size for border, size in zip(self._share.borders, self._sharable_bytes, strict=True)]
         pipeline = self._pipeline_of(micro_batches)

@@ -28,7 +28,7 @@ from moeflow.core.out_of_memory import out_of_memory_as
 from moeflow.core.units import MIB, format_bytes
 from moeflow.kernels.arrays import address
 from moeflow.kernels.lazy_memory import LazyMemory
-from moeflow.pipeline.devices.offload_device import DeviceMemory
+from moeflow.pipeline.devices.offload_device import DeviceMemory, Seconds
 from moeflow.pipeline.devices.staging import Staging
 
 _LEAST_PINNED_BYTES: Final = 2 * MIB  # from which on memory has pages of its own
@@ -120,10 +120,14 @@ class CudaDevice:
         with self._cuda.device(self.torch_device):  # or a context on the first GPU would be opened
             self._cuda.check_error(self._cuda.cudart().cudaHostRegister(start, num_bytes, 0))
 
-    def upload(self, target: Tensor, source: Tensor) -> None:
-        """Launch a copy to the device."""
+    def upload(self, target: Tensor, source: Tensor) -> Seconds:
+        """Launch a copy to the device, and return its duration by the device's clock."""
+        start, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
         with self._launching(self._up):
+            start.record(self._up)
             target.copy_(source, non_blocking=True)
+            end.record(self._up)
+        return lambda: start.elapsed_time(end) / 1000
 
     def download(self, target: Tensor, source: Tensor) -> None:
         """Launch a copy from the device."""

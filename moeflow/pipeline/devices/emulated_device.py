@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from moeflow.core.errors import CapacityError
 from moeflow.core.offload_config import EmulatedDeviceConfig
 from moeflow.core.units import format_bytes
 from moeflow.kernels.lazy_memory import allocate_lazily
-from moeflow.pipeline.devices.offload_device import DeviceMemory
+from moeflow.pipeline.devices.offload_device import DeviceMemory, Seconds
 from moeflow.pipeline.devices.pace import Pace
 
 
@@ -50,10 +51,13 @@ class EmulatedDevice:
         """Return False: weights are staged, as where memory cannot be page-locked."""
         return False
 
-    def upload(self, target: Tensor, source: Tensor) -> None:
-        """Copy to the device. Blocks: as long as the link takes."""
+    def upload(self, target: Tensor, source: Tensor) -> Seconds:
+        """Copy to the device, and return its duration. Blocks: as long as the link takes."""
+        start = perf_counter()
         with self._up.lasting(seconds(source.nbytes, self.speeds.link)):
             target.copy_(source)
+        duration_s = perf_counter() - start
+        return lambda: duration_s
 
     def download(self, target: Tensor, source: Tensor) -> None:
         """Copy from the device. Blocks: as long as the link takes, whose directions are independent."""

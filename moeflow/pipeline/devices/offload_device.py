@@ -8,15 +8,17 @@ Source: MoE-Lightning 4.1 (transfers in one direction are sequential, directions
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from moeflow.core.errors import CapacityError
 from moeflow.core.units import format_bytes
+
+Seconds: TypeAlias = Callable[[], float]
 
 
 class OffloadDevice(Protocol):
@@ -46,8 +48,11 @@ class OffloadDevice(Protocol):
     def pin(self, memory: Sequence[Tensor]) -> bool:
         """Have the link read memory of the host at full speed, where it lies. Return False if that cannot be."""
 
-    def upload(self, target: Tensor, source: Tensor) -> None:
-        """Copy from pinned memory to the device. Blocks: until it has arrived, unless the device launches."""
+    def upload(self, target: Tensor, source: Tensor) -> Seconds:
+        """Copy from pinned memory to the device. Blocks: until it has arrived, unless the device launches.
+
+        Return its duration, without waits for other tasks. It is known once the device is idle.
+        """
 
     def download(self, target: Tensor, source: Tensor) -> None:
         """Copy from the device to the host. Blocks: as `upload`."""

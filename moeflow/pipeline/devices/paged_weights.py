@@ -15,7 +15,7 @@ from typing import Final
 
 from torch import Tensor
 
-from moeflow.pipeline.devices.offload_device import OffloadDevice
+from moeflow.pipeline.devices.offload_device import OffloadDevice, Seconds
 
 NUM_HALVES: Final = 2
 _ALIGNMENT: Final = 64  # bytes, of where a page begins
@@ -36,6 +36,7 @@ class PagedWeights:
         self._num_pages = 1
         self._skipped = [0] * len(parts)
         self._lock = threading.Lock()  # of the two tables
+        self._uploads: list[tuple[int, Seconds]] = []
         half_bytes = max((part.numel() for part in parts), default=0)
         if on_device is None:
             buffer = device.allocate(NUM_HALVES * half_bytes, "two layers' streamed weights")
@@ -70,6 +71,13 @@ class PagedWeights:
         with self._lock:
             self._on_device.forget()
             self._staged.forget()
+        self._uploads.clear()
+
+    def uploads(self) -> list[tuple[int, float]]:
+        """Return the bytes and seconds of each transfer since the last call. The device is idle."""
+        found = [(num_bytes, seconds()) for num_bytes, seconds in self._uploads]
+        self._uploads.clear()
+        return found
 
     def stage(self, layer: int, page: int | None = None) -> int:
         """Copy a page, or all of them, to pinned memory; return the bytes copied.
@@ -100,7 +108,7 @@ class PagedWeights:
                 target = self._on_device.place(layer, number, self._num_pages)
             source = self._parts[layer] if self._are_pinned else staged
             source, target = (self._page(self._streamed(layer, half), number) for half in (source, target))
-            self._device.upload(target, source)
+            self._uploads.append((source.numel(), self._device.upload(target, source)))
             num_bytes += source.numel()
             with self._lock:
                 self._on_device.arrived(layer, number)

@@ -14,6 +14,7 @@ from moeflow.engine.offload import offloaded_model
 from moeflow.pipeline.devices.cuda_device import CudaDevice
 from moeflow.pipeline.devices.emulated_device import EmulatedDevice, seconds
 from moeflow.pipeline.devices.pace import Pace
+from moeflow.pipeline.devices.offload_device import Seconds
 from studies.gpu_check import rehearsal
 from studies.gpu_check.options import SOFTWARE
 from studies.gpu_check.pipelines.paced_streams import PacedStream, PacedStreams
@@ -82,11 +83,12 @@ class TimedEmulation(EmulatedDevice):
         self._copied: Spans = []
         self._computed: Spans = []
 
-    def upload(self, target: torch.Tensor, source: torch.Tensor) -> None:
+    def upload(self, target: torch.Tensor, source: torch.Tensor) -> Seconds:
         """See `OffloadDevice`."""
         start = time.perf_counter()
-        super().upload(target, source)
+        duration = super().upload(target, source)
         self._copied.append((start, time.perf_counter()))
+        return duration
 
     @contextmanager
     def computing(self, num_bytes: int, flops: int) -> Iterator[None]:
@@ -109,10 +111,11 @@ class StreamedEmulation(CudaDevice):
         super().__init__(_in_main_memory(config), self._timed)
         self._speeds, self._host, self._work_s = config.speeds, Pace(), 0.0
 
-    def upload(self, target: torch.Tensor, source: torch.Tensor) -> None:
+    def upload(self, target: torch.Tensor, source: torch.Tensor) -> Seconds:
         """See `OffloadDevice`."""
-        self._work_s = seconds(source.nbytes, self._speeds.link)
+        self._work_s = duration_s = seconds(source.nbytes, self._speeds.link)
         super().upload(target, source)
+        return lambda: duration_s
 
     def download(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """See `OffloadDevice`."""

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from moeflow.engine.engine import Engine
-from moeflow.engine.offload import offloaded_model
+from moeflow.engine.offload import host_split, offloaded_model
+from moeflow.engine.offload.host_split import HostExpertSplit
 from moeflow.pipeline.catalog import OFFLOADING
 from moeflow.pipeline.devices.cuda_device import CudaDevice
 from tests.engine.offload.offloaded_runs import LENGTHS, answers, offloaded, run, sharing
@@ -114,3 +115,21 @@ def test_streams_that_do_not_wait_race(model, monkeypatch, pipeline, num_hosted)
         engine.close()
     assert errors
     assert device.cuda.races
+
+
+def test_the_device_times_the_link_and_waiting_for_it_is_no_work_of_the_host(model, device, monkeypatch):
+    """A thread that only launches copies sees none of their time, and one that attends waits for its queries."""
+    clock, uploads, attended = threading.local(), [], []
+
+    def wait():
+        clock.now = getattr(clock, "now", 0.0) + 1.0
+
+    monkeypatch.setattr(host_split, "perf_counter", lambda: getattr(clock, "now", 0.0))
+    monkeypatch.setattr(HostExpertSplit, "uploaded", lambda _, *given: uploads.append(given))
+    monkeypatch.setattr(HostExpertSplit, "attended", lambda _, *given: attended.append(given))
+    device.cuda.on_wait, device.cuda.copy_ms = wait, 4.0
+    run(overrides(model, "cgopipe"), SHORT)
+    assert {seconds for _, seconds in uploads} == {0.004}
+    assert sum(num_bytes for num_bytes, _ in uploads) > 0
+    assert attended
+    assert {seconds for _, seconds in attended} == {0.0}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from moeflow.core.offload_config import CudaDeviceConfig
 from moeflow.pipeline.devices.cuda_device import CudaDevice
+from moeflow.pipeline.devices.offload_device import Seconds
 
 Clock = dict[str, int]
 STREAMS = ("up", "down", "compute")
@@ -93,8 +94,9 @@ class Stream:
 class Event:
     """Waiting for one that was never recorded is waiting for nothing, as on a GPU."""
 
-    def __init__(self, cuda: FakeCuda) -> None:
+    def __init__(self, cuda: FakeCuda, *, is_timer: bool = False) -> None:
         self.cuda = cuda
+        self.is_timer = is_timer  # of a copy
         self.known: Clock = {}
         self.name = ""
 
@@ -103,10 +105,16 @@ class Event:
             self.known = dict(self.cuda.clocks.of(stream.name))
             self.name = f"{stream.name} {self.cuda.clocks.tick(stream.name)}"
             self.known = dict(self.cuda.clocks.of(stream.name))
-        self.cuda.log.append((stream.name, "records", self.name))
+        if not self.is_timer:
+            self.cuda.log.append((stream.name, "records", self.name))
+
+    def elapsed_time(self, later: Event) -> float:
+        assert self.name.split()[0] == later.name.split()[0], "times of two streams"
+        return self.cuda.copy_ms
 
     def synchronize(self) -> None:
         self.cuda.log.append(("a thread", "waits for", self.name))
+        self.cuda.on_wait()
         self.cuda.waits.append((self.cuda.here, self.name))
         with self.cuda.clocks.lock:
             self.cuda.clocks.learn(self.cuda.here, self.known)
@@ -136,6 +144,8 @@ class FakeCuda:
         self.races: list[Race] = []
         self.pinned: dict[int, int] = {}  # address -> bytes that are page-locked
         self.refusal = ""  # of page-locking
+        self.copy_ms = 1.0  # between two events that measure time
+        self.on_wait: Callable[[], object] = lambda: None
         self.most_pinned: float = math.inf  # blocks; further ones are refused
 
     def device(self, device: torch.device) -> AbstractContextManager[None]:
@@ -165,9 +175,9 @@ class FakeCuda:
     def current_stream(self, device: torch.device) -> Stream:
         return Stream(self, COMPUTE)
 
-    def Event(self, *, blocking: bool) -> Event:
-        assert blocking, "a thread that spins takes a core from those who compute"
-        return Event(self)
+    def Event(self, *, blocking: bool = False, enable_timing: bool = False) -> Event:
+        assert blocking or enable_timing, "a thread that spins takes a core from those who compute"
+        return Event(self, is_timer=enable_timing)
 
     @contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
@@ -314,10 +324,10 @@ class WatchedDevice(CudaDevice):
     def _record(self, tensor: Tensor, stream: Stream) -> None:
         self.cuda.record(tensor, stream)
 
-    def upload(self, target: Tensor, source: Tensor) -> None:
+    def upload(self, target: Tensor, source: Tensor) -> Seconds:
         if target.untyped_storage().data_ptr() not in self.cuda.memories:
             self.cuda.watch(target, is_on_device=True)
-        super().upload(target, source)
+        return super().upload(target, source)
 
     def download(self, target: Tensor, source: Tensor) -> None:
         self.cuda.watch(target, is_on_device=False)
