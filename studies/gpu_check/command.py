@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from studies.gpu_check.options import ALL, Step, parsed, steps_of
+from studies.gpu_check.options import ALL, Step, is_rehearsal, parsed, steps_of
 from studies.gpu_check.processes import in_process, run_step
 from studies.gpu_check.report import Report
 
@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if report.left_s < _LEAST_S:
                 outcome = {"seconds": 0.0, "error": "no time was left"}
             else:
-                outcome = in_process(step, options, Path(scratch), min(step.limit_s, report.left_s))
+                limit_s = report.left_s if is_rehearsal(options) else min(step.limit_s, report.left_s)
+                outcome = in_process(step, options, Path(scratch), limit_s)
             report.add(_name(step, options), outcome)
     print(report.table())
     print(f"wrote {options.out}")

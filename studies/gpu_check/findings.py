@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,15 @@ class Findings:
         """Add a reason for which the step fails."""
         self.faults.append(text)
         self._write()
+
+    @contextmanager
+    def of(self, subject: str) -> Iterator[None]:
+        """Take an error of the block for a fault, so that others have their turn."""
+        try:
+            yield
+        except Exception as error:
+            traceback.print_exc()
+            self.fault(f"{subject}: {type(error).__name__}: {error}"[:500])
 
     def _write(self) -> None:
         if self._file is None:

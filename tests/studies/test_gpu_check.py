@@ -210,6 +210,19 @@ def test_faults_fail_a_step_that_keeps_its_results(tmp_path, monkeypatch):
     }
 
 
+def test_an_error_is_a_fault_and_others_have_their_turn(tmp_path, capsys):
+    findings = Findings(tmp_path / "outcome.json")
+    for name in ("first", "second"):
+        with findings.of(name):
+            findings.note(**{name: 1})
+            assert name == "second", "too large"
+    found = json.loads((tmp_path / "outcome.json").read_text())
+    assert found["result"] == {"first": 1, "second": 1}
+    assert len(found["faults"]) == 1
+    assert found["faults"][0].startswith("first: AssertionError: too large")
+    assert "Traceback" in capsys.readouterr().err
+
+
 def test_passes_without_graphs_fail_a_step(tmp_path, monkeypatch):
     from moeflow.engine import decode_graphs
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
 from typing import Final
 
 from moeflow.engine.engine import Engine
@@ -29,27 +31,30 @@ def run(options: argparse.Namespace, findings: Findings) -> None:
     for num_layers in layer_counts(target):
         folder = folder_of(target, options.scratch, num_layers)
         for way in (HYBRID, STREAMING, CPU):
-            with target.models():
-                engine = _engine(target, str(folder), way)
-                for task, seconds in _timed(target, engine).items():
+            with findings.of(f"{way}, {num_layers} layers"):
+                found, share = _measured(target, folder, way)
+                for task, seconds in found.items():
                     times.setdefault(task, {}).setdefault(way, {})[num_layers] = seconds
-                stats = engine.stats()
-                engine.close()
-            del engine
+                findings.note(**{f"{way}, {num_layers} layers, share of choices on the GPU": round(share, 3)})
+                findings.note(seconds=times)
             free(target)
-            findings.note(**{f"{way}, {num_layers} layers, share of choices on the GPU": round(stats.gpu_share, 3)})
-            findings.note(seconds=times)
     for task, of_ways in times.items():
-        whole = {way: extrapolated(of_layers) for way, of_layers in of_ways.items()}
+        whole = {way: extrapolated(of_layers) for way, of_layers in of_ways.items() if len(of_layers) == 2}
         for way, seconds in whole.items():
-            beside = f"hybrid is {seconds / max(whole[HYBRID], 1e-9):.2f} times as fast"
-            findings.row(f"{way}, {task}", f"{1e3 * seconds:.2f} ms", beside)
+            ratio = f"{seconds / max(whole[HYBRID], 1e-9):.2f}" if HYBRID in whole else "?"
+            findings.row(f"{way}, {task}", f"{1e3 * seconds:.2f} ms", f"hybrid is {ratio} times as fast")
 
 
-def _engine(target: Target, folder: str, way: str) -> Engine:
+def _measured(target: Target, folder: Path, way: str) -> tuple[Mapping[str, float], float]:
+    """Return the seconds of each task, and the share of choices on the GPU."""
+    with target.models(), closing(_engine(target, folder, way)) as engine:
+        return _timed(target, engine), engine.stats().gpu_share
+
+
+def _engine(target: Target, folder: Path, way: str) -> Engine:
     tokens = 64 if target.is_rehearsal else 1024
     device = "cpu" if way == CPU else target.engine_device
-    config = resolve(settings_for(target, folder, device=device, max_num_seqs=16, max_tokens=tokens)).config
+    config = resolve(settings_for(target, str(folder), device=device, max_num_seqs=16, max_tokens=tokens)).config
     if way == CPU:
         return Engine.load(config)
     stream_tokens = 1 if way == STREAMING else _prompt_len(target)

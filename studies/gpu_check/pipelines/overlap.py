@@ -8,7 +8,7 @@ from moeflow.pipeline.catalog import OFFLOADING
 from studies.gpu_check.findings import Findings
 from studies.gpu_check.options import is_rehearsal
 from studies.gpu_check.pipelines.models import HEADS, answers, pipeline_on, shaped
-from studies.gpu_check.pipelines.timed_devices import at_once, merged, timed_devices
+from studies.gpu_check.pipelines.timed_devices import Spans, at_once, merged, timed_devices
 
 PROMPT_LENS = (5, 1, 12, 3) * 4
 MICRO_BATCH = 4  # so that passes have four of them
@@ -24,18 +24,22 @@ def run(options: argparse.Namespace, findings: Findings) -> None:
     folder = shaped(options.scratch / "middle", MIDDLE | HEADS | widths)
     dtype, lengths = ("float32", PROMPT_LENS[:5]) if is_rehearsal(options) else ("bfloat16", PROMPT_LENS)
     for name in OFFLOADING:
-        with timed_devices() as devices:
-            answers(pipeline_on(options, folder, name, dtype, MICRO_BATCH, 0.0), lengths)
-        (device,) = devices
-        copied, computed = map(merged, device.spans())
-        busy = [sum(end - start for start, end in spans) for spans in (copied, computed)]
-        both = at_once(copied, computed)
-        found = {
-            "copying_s": round(busy[0], 4),
-            "computing_s": round(busy[1], 4),
-            "both_s": round(both, 4),
-            "overlap": round(both / min(busy), 3) if min(busy) else 0.0,
-            "link_busy": round(busy[0] / (copied[-1][1] - copied[0][0]), 3),
-        }
-        findings.note(**{name: found})
-        findings.row(name, f"{found['overlap']:.0%} overlap", f"link busy {found['link_busy']:.0%}")
+        with findings.of(name):
+            with timed_devices() as devices:
+                answers(pipeline_on(options, folder, name, dtype, MICRO_BATCH, 0.0), lengths)
+            (device,) = devices
+            found = _shares(*map(merged, device.spans()))
+            findings.note(**{name: found})
+            findings.row(name, f"{found['overlap']:.0%} overlap", f"link busy {found['link_busy']:.0%}")
+
+
+def _shares(copied: Spans, computed: Spans) -> dict[str, float]:
+    busy = [sum(end - start for start, end in spans) for spans in (copied, computed)]
+    both = at_once(copied, computed)
+    return {
+        "copying_s": round(busy[0], 4),
+        "computing_s": round(busy[1], 4),
+        "both_s": round(both, 4),
+        "overlap": round(both / min(busy), 3) if min(busy) else 0.0,
+        "link_busy": round(busy[0] / (copied[-1][1] - copied[0][0]), 3),
+    }

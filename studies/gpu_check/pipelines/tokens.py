@@ -24,11 +24,12 @@ def run(options: argparse.Namespace, findings: Findings) -> None:
         plain = answers(small_config(folder, "cpu", dtype))
         of_dtype = found.setdefault(dtype, {})
         for name in OFFLOADING:
-            got = answers(pipeline_on(options, folder, name, dtype, micro_batch, share))
-            of_dtype.setdefault(name, []).append(round(equal_share(plain, got), 4))
-            findings.note(equal_tokens=found)
+            with findings.of(f"{name}, {dtype}, micro-batch {micro_batch}"):
+                got = answers(pipeline_on(options, folder, name, dtype, micro_batch, share))
+                of_dtype.setdefault(name, []).append(round(equal_share(plain, got), 4))
+                findings.note(equal_tokens=found)
     for dtype, of_dtype in found.items():
-        least = min(share for shares in of_dtype.values() for share in shares)
+        least = min((share for shares in of_dtype.values() for share in shares), default=0.0)
         findings.row(f"all pipelines, {dtype}", f"{least:.1%}", "equal tokens, the least")
         if dtype == "float32" and least < 1.0:
             findings.fault(f"float32 gives other tokens than the plain run: {of_dtype}")

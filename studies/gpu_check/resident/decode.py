@@ -58,13 +58,10 @@ def run(options: argparse.Namespace, findings: Findings) -> None:
     for _ in range(num_rounds):
         for (num_layers, of_layers), batch in itertools.product(arms.items(), batches):
             for name, arm in of_layers.items():
-                try:
+                with findings.of(f"{name}, batch {batch}"):
                     seconds = arm(batch)
-                except Exception as error:  # the other arms are timed nonetheless
-                    findings.fault(f"{name}, batch {batch}: {type(error).__name__}: {error}"[:500])
-                    continue
-                of_batch = times.setdefault(name, {}).setdefault(batch, {})
-                of_batch.setdefault(num_layers, []).append(seconds)
+                    of_batch = times.setdefault(name, {}).setdefault(batch, {})
+                    of_batch.setdefault(num_layers, []).append(seconds)
         findings.note(ms=_in_ms(times))
     _compare(findings, target, times, ceilings.read_bytes_per_s)
 

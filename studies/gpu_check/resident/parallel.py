@@ -32,10 +32,8 @@ def in_parallel(
         futures = {pool.submit(function, options, item): item for item in items}
         for future in as_completed(futures):
             item = futures[future]
-            try:
+            with findings.of(str(item)):
                 yield item, future.result()
-            except Exception as error:
-                findings.fault(f"{item}: {type(error).__name__}: {error}"[:500])
 
 
 def _prepare(options: argparse.Namespace) -> None:
