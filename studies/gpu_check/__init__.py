@@ -13,7 +13,8 @@ step had found. `scripts/gpu-check resident` runs models that fit on the GPU, in
 
 `scripts/gpu-check hybrid` runs models that share their experts with the CPU, in under five minutes:
 
-    seam       Microseconds of an exchange between GPU and CPU, beside its floor: a flag to the host, and a copy back.
+    seam       Microseconds of an exchange between GPU and CPU, also while experts move, beside its floor: a flag to the
+               host, and a copy back.
     tokens     Tokens of tiny models against the CPU's, with none and half of the experts on the GPU.
     speed      Speed of layers with Qwen3-30B-A3B's shape, a quarter of the experts on the GPU, as a ratio to others.
 

@@ -17,7 +17,7 @@ from moeflow.kernels.packed_bands import ExpertLayout, store
 
 logger = logging.getLogger(__name__)
 
-_PIECE_BYTES: Final = MIB  # of a copy: the exchange within a layer waits for one piece at most
+PIECE_BYTES: Final = MIB  # of a copy: the exchange within a layer waits for one piece at most
 
 
 class SlabBuffer:
@@ -43,8 +43,8 @@ class SlabBuffer:
         with self._lanes.copying():
             for row, slab in zip(self._rows, slabs, strict=False):
                 target = row[: experts.layout.num_bytes]
-                for start in range(0, len(target), _PIECE_BYTES):
-                    stop = min(start + _PIECE_BYTES, len(target))
+                for start in range(0, len(target), PIECE_BYTES):
+                    stop = min(start + PIECE_BYTES, len(target))
                     target[start:stop].copy_(slab[start:stop], non_blocking=True)
         self._copied = self._lanes.copied()
         return self._copied

@@ -12,9 +12,11 @@ from typing import Final
 import numpy as np
 import torch
 
+from moeflow.core.units import MIB
 from moeflow.engine import decode_graphs
-from moeflow.experts.hybrid.lanes import lanes_of
+from moeflow.experts.hybrid.lanes import Lanes, lanes_of
 from moeflow.experts.hybrid.seam import Seam
+from moeflow.experts.hybrid.slab_copies import PIECE_BYTES
 from moeflow.kernels.cpu.device_flag import DeviceFlag
 from moeflow.kernels.cpu.expert_slots import PresentExperts
 from moeflow.kernels.cpu.packed_experts import PackedExperts
@@ -24,6 +26,8 @@ from studies.gpu_check.resident.layers import shape_of
 from studies.gpu_check.resident.target import Target
 
 BATCHES: Final = (1, 16)
+MOVING: Final = "graphs, while experts move"
+_MOVED_BYTES: Final = 256 * MIB  # a link copies them for longer than a pass takes
 _ROUNDS: Final = 20
 
 
@@ -44,7 +48,7 @@ def run(options: argparse.Namespace, findings: Findings) -> None:
             found = {name: round(1e6 * seconds, 2) for name, seconds in _measured(target, batch).items()}
             findings.note(**{f"batch {batch}": found})
             floor = found["floor"]
-            for way in ("eager", "graphs"):
+            for way in ("eager", "graphs", MOVING):
                 findings.row(f"empty layer, {way}, batch {batch}", f"{found[way]:.1f} us", f"floor {floor:.1f} us")
 
 
@@ -52,7 +56,8 @@ def _measured(target: Target, batch: int) -> dict[str, float]:
     """Return the seconds of a layer, and of the parts that no layer can do without."""
     shape, device = shape_of(target), torch_device(target)
     num_layers = 2 if target.is_rehearsal else 48
-    seam = Seam(lanes_of(device), device, batch, shape.hidden, shape.top_k)
+    lanes = lanes_of(device)
+    seam = Seam(lanes, device, batch, shape.hidden, shape.top_k)
     seam.num_tokens = batch
     absent = np.full(1, -1, np.int32)
     experts = PresentExperts(PackedExperts(1, shape.hidden, 32, "float32"), absent)  # none of them is computed
@@ -72,6 +77,7 @@ def _measured(target: Target, batch: int) -> dict[str, float]:
     parts = {
         "eager": _seconds(target, layers) / num_layers,
         "graphs": _seconds(target, graph.replay) / num_layers,
+        MOVING: _beside_copies_s(target, lanes, device, graph.replay) / num_layers,
         "flag": _flag_s(target, device),
         "to host": _copy_s(target, device, torch.zeros_like(hidden, device="cpu"), hidden),
         "to device": _copy_s(target, device, hidden, torch.zeros_like(hidden, device="cpu")),
@@ -87,6 +93,25 @@ def _seconds(target: Target, run: Callable[[], object]) -> float:
         start = time.perf_counter()
         run()
         target.wait()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
+def _beside_copies_s(target: Target, lanes: Lanes, device: torch.device, run: Callable[[], object]) -> float:
+    """Return the median time of a call until its stream is done, while pieces of experts cross the link."""
+    size = PIECE_BYTES if target.is_rehearsal else _MOVED_BYTES
+    source = torch.zeros(size, dtype=torch.uint8, pin_memory=not target.is_rehearsal)
+    there = torch.empty(size, dtype=torch.uint8, device=device)
+    times = []
+    for _ in range(2 if target.is_rehearsal else _ROUNDS):
+        target.wait()
+        with lanes.copying():
+            for piece, source_piece in zip(*(torch.split(it, PIECE_BYTES) for it in (there, source)), strict=True):
+                piece.copy_(source_piece, non_blocking=not target.is_rehearsal)
+        start = time.perf_counter()
+        run()
+        if not target.is_rehearsal:
+            torch.cuda.current_stream(device).synchronize()
         times.append(time.perf_counter() - start)
     return statistics.median(times[1:])
 
