@@ -1,7 +1,7 @@
 """Claim: of a layer that a GPU shares with the CPU, the host's own part takes a few microseconds.
 
 No GPU takes part: the exchange's buffers are in main memory, and a copy raises the flag before the host looks. The
-floor is one look at a raised flag, through the binding to C++. The flag's way between two processors is that of another
+least is one look at a raised flag, through the binding to C++. The flag's way between two processors is that of another
 process, there and back. What a GPU adds is measured by `scripts/gpu-check hybrid --only seam`.
 
     python -m studies.seam_host
@@ -36,7 +36,7 @@ from studies.harness.command import run_study
 from studies.harness.records import publish
 
 HIDDEN, TOP_K, WIDTH = 2048, 8, 32  # hidden states and choices of Qwen3-30B-A3B; of an expert that costs nothing
-FLOOR: Final = "look at a raised flag"
+LEAST: Final = "look at a raised flag"
 _WAIT_S: Final = 10.0
 _START_S: Final = 60.0
 
@@ -74,7 +74,7 @@ def of_layer(calls: int, batch: int, num_present: int) -> list[float]:
 
 
 def of_two_processes(calls: int) -> list[float]:
-    """Return the times in which a flag reaches another process, halves of there and back."""
+    """Return the times of a flag to another process: halves of the way there and back."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "flags"
         np.zeros(2, np.int64).tofile(file)
@@ -118,7 +118,7 @@ def main(calls: int, as_json: bool, out: Path | None) -> None:
     """Measure, and print the table."""
     num_threads = host_resources().num_cores
     extension.set_num_threads(num_threads)
-    found = {FLOOR: of_flag(calls)}
+    found = {LEAST: of_flag(calls)}
     for batch in (1, 16):
         found[f"a layer without experts, batch {batch}"] = of_layer(calls, batch, 0)
     found["a layer with an expert, which wakes all threads, batch 1"] = of_layer(calls, 1, 1)
@@ -129,19 +129,19 @@ def main(calls: int, as_json: bool, out: Path | None) -> None:
 
 
 def table(record: Record) -> Table:
-    """Return the median of each row beside its tenths and the floor."""
-    floor = record["deciles_us"][FLOOR][4]
+    """Return the least, median and slow times of each row, and their ratio to the shortest row."""
+    shortest_us = record["deciles_us"][LEAST][4]
     rows = tuple(
         (
             name,
             f"{record['least_us'][name]:.2f}",
             *(f"{deciles[place]:.2f}" for place in (4, 8)),
-            f"{deciles[4] / floor:.1f}",
+            f"{deciles[4] / shortest_us:.1f}",
         )
         for name, deciles in record["deciles_us"].items()
     )
-    columns = ("the host's part, us", "least", "median", "90%", "/ floor")
-    return Table(f"A layer's exchange, {threads_text(record)}", columns, rows, (f"The floor is: {FLOOR}.",))
+    columns = ("the host's part, us", "least", "median", "90%", "/ least")
+    return Table(f"A layer's exchange, {threads_text(record)}", columns, rows, (f"The least is: {LEAST}.",))
 
 
 if __name__ == "__main__":

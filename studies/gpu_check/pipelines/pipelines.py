@@ -15,7 +15,7 @@ from studies.gpu_check.findings import Findings
 from studies.pipelines import SHARING
 
 CGOPIPE: Final = "cgopipe"
-# The first ones are those that a claim compares.
+# A claim compares the first ones.
 ORDER: Final = (CGOPIPE, "flexgen-cpu-attention", "fastdecode", "flexgen", SHARING, "zero-inference")
 
 
