@@ -19,6 +19,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from moeflow.core.address import format_address
 from moeflow.parallel.tcp.handshake_errors import Failure, accepting_reason
+from moeflow.parallel.tcp.link import Message
 from moeflow.parallel.tcp.pending_connections import PendingConnections
 from moeflow.parallel.tcp.refusal_log import RefusalLog
 
@@ -50,6 +51,14 @@ class Peer(NamedTuple):
     port: int
 
 
+class FirstMessage(NamedTuple):
+    """A message of a connection without a link."""
+
+    routing_id: bytes
+    descriptor: int
+    message: Message
+
+
 class ConnectionEvents(Protocol):
     """Takes what happens. Called by the watching thread."""
 
@@ -65,8 +74,11 @@ class ConnectionEvents(Protocol):
     def broken(self, descriptor: int) -> None:
         """A connection has ended."""
 
-    def settle(self) -> None:
-        """All events so far were reported, so first messages can be attributed."""
+    def first_messages(self) -> list[FirstMessage]:
+        """Return and forget messages that have arrived from connections without a link."""
+
+    def begin(self, firsts: list[FirstMessage]) -> None:
+        """Make links of messages; what has happened to their connections before was reported."""
 
 
 class ConnectionWatch:
@@ -98,7 +110,7 @@ class ConnectionWatch:
         self._port = port
 
     def wake(self) -> None:
-        """Have the thread call `settle`."""
+        """Have the thread take first messages."""
         os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
@@ -131,13 +143,32 @@ class ConnectionWatch:
             with contextlib.suppress(zmq.Again):
                 while True:
                     self._authorize(self._zap.recv_multipart(zmq.NOBLOCK))
-            with contextlib.suppress(zmq.Again):
-                while True:
-                    event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
-                    self._note(event["event"], int(event["value"]), event["endpoint"].decode())
-            self._events.settle()
+            self._follow(self._events.first_messages())
         for readable in (self._zap, self._monitor):
             readable.close(0)
+
+    def _follow(self, firsts: list[FirstMessage]) -> None:
+        """Take all events that there are. ZeroMQ has reported the connections of these messages before.
+
+        A descriptor may belong to several connections, one after the other: its messages are those of the last.
+        """
+        batch = self._read_events()
+        accepted = {value: number for number, (event, value, _) in enumerate(batch) if event == zmq.EVENT_ACCEPTED}
+        for number, (event, value, target) in enumerate(batch):
+            if firsts and event == zmq.EVENT_DISCONNECTED and accepted.get(value, -1) < number:
+                self._events.begin([it for it in firsts if it.descriptor == value])
+                firsts = [it for it in firsts if it.descriptor != value]
+            self._note(event, value, target)
+        self._events.begin(firsts)
+
+    def _read_events(self) -> list[tuple[int, int, str]]:
+        """Return the events so far: kind, value, address."""
+        found = []
+        with contextlib.suppress(zmq.Again):
+            while True:
+                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+                found.append((int(event["event"]), int(event["value"]), event["endpoint"].decode()))
+        return found
 
     def _authorize(self, request: list[bytes]) -> None:
         """Answer a request of ZeroMQ's authentication protocol (ZAP 1.0)."""
@@ -169,8 +200,6 @@ class ConnectionWatch:
 
     def _leave(self, descriptor: int, target: str) -> None:
         failure, self._failure = self._failure, None
-        if failure is None:
-            self._events.settle()  # its messages came before its end
         peer = self._peers.pop(descriptor, None)
         if peer is None:
             self._events.failed(target, failure or Failure(zmq.EVENT_DISCONNECTED, 0))

@@ -9,7 +9,6 @@ A heartbeat every `HEARTBEAT_S` ends a link within `SILENCE_S` if the other end 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import select
@@ -24,7 +23,7 @@ import zmq
 
 from moeflow.core.address import format_address
 from moeflow.core.errors import ConfigError, GroupError
-from moeflow.parallel.tcp.connection_watch import ZAP_DOMAIN, ConnectionWatch
+from moeflow.parallel.tcp.connection_watch import ZAP_DOMAIN, ConnectionWatch, FirstMessage
 from moeflow.parallel.tcp.curve_keys import CurveKeys
 from moeflow.parallel.tcp.handshake_errors import Failure, connecting_error
 from moeflow.parallel.tcp.link import PIECE_BYTES, Kind, Link, Message
@@ -68,7 +67,7 @@ class Endpoint:
         self._has_leader = self._is_closed = False
         self._links: dict[bytes, Link] = {}  # by routing id
         self._descriptors: dict[int, Link] = {}
-        self._first_messages: list[tuple[bytes, int, Message]] = []  # of new links: routing id, descriptor, message
+        self._first_messages: list[FirstMessage] = []
         self._connecting = threading.Lock()
         self._targets: set[str] = set()  # ever connected to
         self._attempt: _Attempt | None = None
@@ -200,12 +199,13 @@ class Endpoint:
         """Wait until something arrives, for all threads, and deliver it. Releases the lock meanwhile."""
         self._has_leader = True
         self._changed.release()
+        ready: list[tuple[int, int]] = []
         try:
-            self._poll.poll(None if left_s is None else left_s * 1000 + 1)
+            ready = self._poll.poll(None if left_s is None else left_s * 1000 + 1)
         finally:
             self._changed.acquire()
             self._has_leader = False
-            with contextlib.suppress(BlockingIOError):
+            if any(descriptor == self._alarm for descriptor, _ in ready):
                 os.eventfd_read(self._alarm)
             self._receive()
             self._changed.notify_all()
@@ -220,10 +220,9 @@ class Endpoint:
         if self._is_closed:
             return
         has_news = False
-        with contextlib.suppress(zmq.Again):
-            while True:
-                self._deliver(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
-                has_news = True
+        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._deliver(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
+            has_news = True
         if has_news:
             self._announce()
 
@@ -239,7 +238,7 @@ class Endpoint:
         if link is not None:
             link.deliver(message)
         elif self._on_link is not None:
-            self._first_messages.append((routing_id.bytes, head.get(zmq.SRCFD), message))
+            self._first_messages.append(FirstMessage(routing_id.bytes, int(head.get(zmq.SRCFD)), message))
             self._watch.wake()
 
     # Below, called by the watching thread.
@@ -276,11 +275,16 @@ class Endpoint:
                 link.note_end(f"{link.peer} {_GONE}")
                 self._announce()
 
-    def settle(self) -> None:
+    def first_messages(self) -> list[FirstMessage]:
         """See `ConnectionEvents`."""
         with self._changed:
             self._receive()
             firsts, self._first_messages = self._first_messages, []
+            return firsts
+
+    def begin(self, firsts: list[FirstMessage]) -> None:
+        """See `ConnectionEvents`."""
+        with self._changed:
             for routing_id, descriptor, message in firsts:
                 link = self._links.get(routing_id)
                 if link is not None:
@@ -288,7 +292,18 @@ class Endpoint:
                 elif (new := self._new_link(routing_id, descriptor)) is not None and message.kind == Kind.HELLO:
                     threading.Thread(target=self._on_link, args=(new,), name="new link", daemon=True).start()
             if firsts:
+                self._deliver_later_ones()
                 self._announce()
+
+    def _deliver_later_ones(self) -> None:
+        """Deliver what came after first messages, before anything newer is."""
+        later, self._first_messages = self._first_messages, []
+        for each in later:
+            link = self._links.get(each.routing_id)
+            if link is None:
+                self._first_messages.append(each)
+            else:
+                link.deliver(each.message)
 
     def _new_link(self, routing_id: bytes, descriptor: int) -> Link | None:
         """Return the link of an accepted connection; None: it has ended already."""

@@ -44,6 +44,17 @@ def test_links_are_made_until_the_endpoint_is_closed():
         pass
 
 
+def test_messages_that_follow_a_connection_at_once_arrive_in_order():
+    with listening() as (port, next_link):
+        for _ in range(10):
+            with connected(port) as ours:
+                for number in range(50):
+                    ours.send_message("number", b"%d" % number)
+                theirs = next_link()
+                found = [int(theirs.receive_message("number", PATIENCE_S)) for _ in range(50)]
+                assert found == list(range(50))
+
+
 def test_another_token_is_refused_and_both_know(caplog):
     with listening() as (port, next_link):
         complaint = f"127.0.0.1:{port}: the token is refused: copy the head's token file"
