@@ -196,7 +196,7 @@ class ConnectionWatch:
         peer = self._peers[descriptor] = self._peer_of(descriptor)
         victim = self._pending.enter(descriptor, peer.host)
         if victim is not None:
-            self._hang_up(victim)
+            hang_up(victim, self._peers[victim])
 
     def _leave(self, descriptor: int, target: str) -> None:
         failure, self._failure = self._failure, None
@@ -219,9 +219,9 @@ class ConnectionWatch:
                 return Peer(*connection.getpeername()[:2])
         return Peer("", 0)
 
-    def _hang_up(self, descriptor: int) -> None:
-        """End an accepted connection."""
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-            ends = connection.getsockname()[1], *connection.getpeername()[:2]
-            if ends == (self._port, *self._peers[descriptor]):
-                connection.shutdown(socket.SHUT_RDWR)
+
+def hang_up(descriptor: int, peer: Peer) -> None:
+    """End a connection of ZeroMQ's to this peer, unless the descriptor belongs to something else meanwhile."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+        if connection.getpeername()[:2] == tuple(peer):
+            connection.shutdown(socket.SHUT_RDWR)

@@ -15,7 +15,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,7 +23,7 @@ import zmq
 
 from moeflow.core.address import format_address
 from moeflow.core.errors import ConfigError, GroupError
-from moeflow.parallel.tcp.connection_watch import ZAP_DOMAIN, ConnectionWatch, FirstMessage
+from moeflow.parallel.tcp.connection_watch import ZAP_DOMAIN, ConnectionWatch, FirstMessage, Peer, hang_up
 from moeflow.parallel.tcp.curve_keys import CurveKeys
 from moeflow.parallel.tcp.handshake_errors import Failure, connecting_error
 from moeflow.parallel.tcp.link import PIECE_BYTES, Kind, Link, Message
@@ -31,7 +31,7 @@ from moeflow.parallel.tcp.link import PIECE_BYTES, Kind, Link, Message
 HANDSHAKE_S: Final = 5.0
 HEARTBEAT_S: Final = 2.0
 SILENCE_S: Final = 7.0  # after a heartbeat
-_LINGER_S: Final = 0.2  # for farewells, when the endpoint closes
+_FAREWELL_S: Final = 0.3  # for other ends to hang up, when the endpoint closes
 _BACKLOG: Final = 1024
 _MAX_FRAME_BYTES: Final = PIECE_BYTES + 4096
 _GONE: Final = "is gone: its process has ended or is stopped, or the network between is cut"
@@ -44,8 +44,8 @@ class _Attempt:
     """A connection in the making."""
 
     target: str
+    peer: Peer
     link: Link
-    descriptor: int = -1
     is_made: bool = False
     failure: Failure | None = None
 
@@ -64,9 +64,9 @@ class Endpoint:
         self._alarm = os.eventfd(0, os.EFD_NONBLOCK)  # ends the poll of the thread that leads
         for descriptor in (self._socket.FD, self._alarm):
             self._poll.register(descriptor, select.POLLIN)
-        self._has_leader = self._is_closed = False
+        self._has_leader = self._is_closing = self._is_closed = False
         self._links: dict[bytes, Link] = {}  # by routing id
-        self._descriptors: dict[int, Link] = {}
+        self._connections: dict[int, tuple[Peer, Link]] = {}  # by descriptor
         self._first_messages: list[FirstMessage] = []
         self._connecting = threading.Lock()
         self._targets: set[str] = set()  # ever connected to
@@ -158,16 +158,22 @@ class Endpoint:
     def close(self) -> None:
         """End all links. Blocks: for a moment."""
         with self._changed:
-            if self._is_closed:
+            if self._is_closing:
                 return
+            self._is_closing = True
             for link in list(self._links.values()):
                 link.close()
+        self.wait(lambda: not self._connections, _FAREWELL_S)
+        with self._changed:
+            self._hang_up(self._connections)
+        self.wait(lambda: not self._connections, _FAREWELL_S)
+        with self._changed:
             self._is_closed = True
             self._announce()
             self._changed.wait_for(lambda: not self._has_leader)
         self._socket.monitor(None, 0)  # without the lock: the watching thread must go on reading until then
         self._watch.close()
-        self._socket.close(int(_LINGER_S * 1000))
+        self._socket.close()
         self._context.term()
         os.close(self._alarm)
 
@@ -181,7 +187,7 @@ class Endpoint:
             assert target not in self._targets, "ZeroMQ ends all connections to an address when one of them ends"
             self._targets.add(target)
             link = Link(self, routing_id, host, port)
-            self._attempt = _Attempt(target, link)
+            self._attempt = _Attempt(target, Peer(address, port), link)
             self._links[routing_id] = link
             keys = self._keys.connecting
             self._socket.curve_server, self._socket.curve_serverkey = False, self._keys.accepting.public
@@ -210,6 +216,14 @@ class Endpoint:
             self._receive()
             self._changed.notify_all()
 
+    def _hang_up(self, descriptors: Collection[int]) -> None:
+        """End connections. A connection that ends before its socket closes cannot meet a heartbeat meanwhile.
+
+        ZeroMQ would abort the process: a heartbeat must not find a broken connection of a closing socket.
+        """
+        for descriptor in descriptors:
+            hang_up(descriptor, self._connections[descriptor][0])
+
     def _announce(self) -> None:
         """Have waiting threads look again."""
         self._changed.notify_all()
@@ -237,6 +251,8 @@ class Endpoint:
             return
         if link is not None:
             link.deliver(message)
+            if message.kind == Kind.FAREWELL:
+                self._hang_up([number for number, (_, it) in self._connections.items() if it is link])
         elif self._on_link is not None:
             self._first_messages.append(FirstMessage(routing_id.bytes, int(head.get(zmq.SRCFD)), message))
             self._watch.wake()
@@ -247,8 +263,7 @@ class Endpoint:
         """See `ConnectionEvents`."""
         with self._changed:
             if self._attempt is not None and self._attempt.target == target:
-                self._attempt.descriptor = descriptor
-                self._descriptors[descriptor] = self._attempt.link
+                self._connections[descriptor] = self._attempt.peer, self._attempt.link
 
     def authenticated(self, target: str) -> None:
         """See `ConnectionEvents`."""
@@ -269,7 +284,7 @@ class Endpoint:
     def broken(self, descriptor: int) -> None:
         """See `ConnectionEvents`."""
         with self._changed:
-            link = self._descriptors.pop(descriptor, None)
+            _, link = self._connections.pop(descriptor, (None, None))
             if link is not None:
                 self._links.pop(link.routing_id, None)
                 link.note_end(f"{link.peer} {_GONE}")
@@ -310,7 +325,8 @@ class Endpoint:
         peer = self._watch.peer_of(descriptor)
         if peer is None:
             return None
-        link = self._links[routing_id] = self._descriptors[descriptor] = Link(self, routing_id, *peer)
+        link = self._links[routing_id] = Link(self, routing_id, *peer)
+        self._connections[descriptor] = peer, link
         self._watch.note_authenticated(descriptor)
         return link
 
@@ -348,6 +364,7 @@ def _cannot_listen(host: str, port: int, reason: str) -> ConfigError:
 
 
 def _set_options(router: zmq.Socket[bytes]) -> None:
+    router.setsockopt(zmq.LINGER, 0)  # nothing is kept for a connection that has ended
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # messages without a connection are errors
     router.setsockopt(zmq.RECONNECT_IVL, -1)  # a broken link stays broken
     router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
