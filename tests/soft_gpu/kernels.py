@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
 from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import msgspec
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from moeflow.engine import decode_graphs
 from moeflow.kernels import activation, logit_edits, norm, rotary
@@ -121,7 +121,12 @@ def _stand_in(real: Function, reference: Function) -> Function:
 
     def run(*arguments: Any, **named: Any) -> Any:
         real(*arguments, **named)
-        compute = partial(reference, *map(_plain, arguments), **{name: _plain(it) for name, it in named.items()})
+        plain, plain_named = [*map(_plain, arguments)], {name: _plain(it) for name, it in named.items()}
+
+        def compute() -> Any:
+            with _disable_current_modes():  # its tensors are all in main memory
+                return reference(*plain, **plain_named)
+
         found = compute()
         record(found, compute)
         return tuple(map(wrapped, found)) if isinstance(found, tuple) else wrapped(found)

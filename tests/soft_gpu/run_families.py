@@ -41,8 +41,8 @@ def _compare(family: str, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for batch in BATCHES:
         prompts = prompts_of([(5, 1, 33, 14)[number % 4] for number in range(batch)])
-        expected, _ = run(small_config(folder, "cpu", "float32"), prompts)
-        config = small_config(folder, device.NAME, "float32")
+        expected, _ = run(small_config(folder, "cpu", "float32", max_num_seqs=batch), prompts)
+        config = small_config(folder, device.NAME, "float32", max_num_seqs=batch)
         with device.soft_gpu(), kernels.soft_kernels():
             got, counts = run(config, prompts)
         found[str(batch)] = {"is_equal": got == expected, **counts}

@@ -40,7 +40,7 @@ def main(cases: list[str]) -> None:
 def _compare(case: str, folder: Path) -> dict[str, Any]:
     """Return the formats that the planner chooses, whether tokens are equal, and launches of decode passes."""
     packed, plain = CASES[case](folder)
-    planned = small_config(packed, device.NAME, "auto")
+    planned = small_config(packed, device.NAME, "auto", max_num_seqs=len(PROMPTS))
     exact = replace(planned, dtype="float32", kv_dtype="float32", router_format="float32")
     expected, _ = run(small_config(plain, "cpu", "float32"), PROMPTS, num_turns=1)
     is_shared = case not in DENSE and _can_move_experts(planned)

@@ -66,9 +66,11 @@ def _compare(family: str, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for batch in BATCHES:
         lengths = [(5, 1, 33, 14)[number % 4] for number in range(batch)]
-        expected, _ = _run(small_config(folder, "cpu", "float32"), lengths)
+        expected, _ = _run(small_config(folder, "cpu", "float32", max_num_seqs=batch), lengths)
         for num_slots in SLOTS:
-            config = replace(small_config(folder, device.NAME, "float32"), hybrid=_hybrid(num_slots))
+            config = replace(
+                small_config(folder, device.NAME, "float32", max_num_seqs=batch), hybrid=_hybrid(num_slots)
+            )
             with device.soft_gpu(), kernels.soft_kernels(), _restless():
                 got, counts = _run(config, lengths)
             found[f"{batch} x {num_slots}"] = {"is_equal": got == expected, **counts}
