@@ -56,10 +56,17 @@ def _compiled_once() -> Iterator[None]:
     assert torch is not None
     with open(__file__, encoding="utf-8") as own:
         fcntl.flock(own, fcntl.LOCK_EX)
-        if not (torch.cached and Path(torch.cached).exists()):
+        is_torch_compiled = bool(torch.cached and Path(torch.cached).exists())
+        if not (sys.dont_write_bytecode or (is_torch_compiled and _are_tests_compiled())):
             yield
             return
     yield
+
+
+def _are_tests_compiled() -> bool:
+    """Return whether pytest has rewritten the last file that it collects."""
+    last = max(Path(__file__).parent.rglob("test_*.py"))
+    return any((last.parent / "__pycache__").glob(f"{last.stem}.*-pytest-*.pyc"))
 
 
 @pytest.fixture(scope="session")
