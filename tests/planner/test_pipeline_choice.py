@@ -115,17 +115,19 @@ def test_keys_and_values_stay_on_a_large_device_behind_a_slow_link():
 
 def test_an_emulated_device_is_as_fast_as_described_and_no_faster_than_this_machine():
     here, paced = HERE.level(RAM), t4_like(1e7)
-    for speeds, rate, flops in (
+    for speeds, device_rate, flops in (
         (paced, paced.device_bytes, paced.device_flops),
         (t4_like(1e12), here.read_bytes_per_s, 1e11),
         (EmulatedSpeeds(link=1e8), here.read_bytes_per_s, 1e11),
     ):
         found = with_emulated_device(HERE, EmulatedDeviceConfig(capacity_bytes=5 * MIB, speeds=speeds))
         level = found.level(DEVICE)
-        assert (level.capacity_bytes, level.read_bytes_per_s) == (5 * MIB, rate)
+        assert (level.capacity_bytes, level.read_bytes_per_s) == (5 * MIB, device_rate)
         assert level.processor.peak("float32") == flops
         for ends in ((RAM, DEVICE), (DEVICE, RAM)):
-            assert found.link(*ends).peak_bytes_per_s == min(speeds.link, here.read_bytes_per_s / 2)
+            rate = min(speeds.link, here.read_bytes_per_s / 2)
+            assert found.link(*ends).peak_bytes_per_s == pytest.approx(rate, rel=0.01)
+            assert found.link(*ends).seconds(1 << 12) == pytest.approx(2**12 / rate + 2e-4)
         assert found.level(RAM).read_bytes_per_s == min(speeds.host_bytes or 1e99, here.read_bytes_per_s)
 
 
