@@ -30,6 +30,11 @@ class DeviceGroup(Group):
     def __init__(self, host: Group, device: torch.device) -> None:
         """Meet the other ranks. Blocks: until all have. Raises: ConfigError without NCCL on a GPU; GroupError."""
         self._host, self._device = host, device
+        if device.type == "cuda" and not dist.is_nccl_available():
+            raise ConfigError(
+                f"{host.size} ranks (--ranks) on GPUs add up their sums with NCCL, which this torch does not have: "
+                "install torch with CUDA for Linux, or use one rank"
+            )
         with _meeting_place(host) as place, _as_group_errors():
             store = dist.FileStore(str(place), host.size)
             if device.type == "cuda":
@@ -129,11 +134,6 @@ def _as_group_errors() -> Iterator[None]:
 
 
 def _nccl(store: dist.Store, host: Group, device: torch.device) -> Any:
-    if not dist.is_nccl_available():
-        raise ConfigError(
-            f"{host.size} ranks (--ranks) on GPUs add up their sums with NCCL, which this torch does not have: install "
-            "torch with CUDA for Linux, or use one rank"
-        )
     torch.cuda.set_device(device)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = _TIMEOUT

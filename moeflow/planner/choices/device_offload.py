@@ -28,6 +28,8 @@ _NOT_ON_DEVICES: Final = (
     "prompt_cache_bytes",
     "record_routing",
     "stages",
+    "expert_placement",
+    "num_redundant_experts",
     "num_replicas",
 )
 

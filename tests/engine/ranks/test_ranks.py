@@ -172,7 +172,11 @@ def test_a_model_that_a_rank_cannot_load_is_an_error_at_the_start(model, monkeyp
             {"num_ranks": 2, "expert_placement": "index", "expert_layout": "sliced"},
             "--expert-placement index is for whole",
         ),
-        ({"num_ranks": 2, "device": "emulated:64MiB,1,torch"}, "--ranks does not go with a device"),
+        ({"stages": "2", "device": "emulated:64MiB,1,torch"}, "--stages does not go with a device"),
+        (
+            {"num_ranks": 2, "num_redundant_experts": 2, "device": "emulated:64MiB,1,torch"},
+            "--redundant-experts does not go with a device",
+        ),
     ],
 )
 def test_ranks_that_cannot_share_a_model_are_refused(model, settings, complaint):
