@@ -38,7 +38,7 @@ from moeflow.models.layers.allocation.packed import PackedAllocator
 from moeflow.models.layers.allocation.planar import PlanarAllocator
 from moeflow.models.layers.allocation.tensors import SlabAllocator
 from moeflow.models.layers.decoder import CausalLM
-from moeflow.models.layers.moe import MoE
+from moeflow.models.layers.moe import MoE, num_joined
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.loading import load_model
 from moeflow.models.packing import largest_expert_bytes
@@ -259,9 +259,11 @@ def _hybrid_layers(
             f"{', '.join(packed_bands.FORMATS)} have: choose one (--quantize), or the CPU alone (--device cpu)"
         )
     disk = None if experts is None else experts.pool
-    return hybrid_experts.HybridLayers(
-        config.hybrid, formats, shape.routing.num_experts, device_of_layers(config), disk
-    )
+    device, own = device_of_layers(config), formats_of(config)
+    layers = [own.layers[number] for number in shape.moe_layers] if own.layers else [None]
+    can_join = device.type != "cpu" and all(map(own.joins_shared, layers))
+    joined = num_joined(shape) if can_join else 0
+    return hybrid_experts.HybridLayers(config.hybrid, formats, shape.routing.num_experts, device, disk, joined)
 
 
 def _pass_experts(

@@ -99,7 +99,7 @@ def _compare_integers(folder: Path) -> dict[str, Any]:
 def _compare_disk(folder: Path) -> dict[str, Any]:
     """Return for families with experts in memory or on disk whether tokens are the same, and counts of the latter."""
     found: dict[str, Any] = {}
-    for family, weight_format, batch in (("qwen3_moe", "int4", 16), ("gpt_oss", "float32", 1)):
+    for family, weight_format, batch in (("qwen2_moe", "int4", 16), ("gpt_oss", "float32", 1)):
         write_small(family, folder / family, initializer_range=0.1)
         lengths = [(5, 60)[number % 2] for number in range(batch)]
         config = small_config(folder / family, device.NAME, "float32")

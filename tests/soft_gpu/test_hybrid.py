@@ -9,12 +9,12 @@ from tests.soft_gpu.test_families import NUM_LAYERS, of_layers, printed_by
 pytest.importorskip("triton", reason="Triton has no wheel for this machine")
 
 TAKEN = (("qwen3_moe",), ("gpt_oss", "deepseek_v3"))
-OTHERS = (("mixtral", "gemma4_text"),)
+OTHERS = (("mixtral", "gemma4_text"), ("qwen2_moe",))
 GROUPS = [*TAKEN, *(pytest.param(each, marks=pytest.mark.thorough) for each in OTHERS)]
 NUM_DENSE = {"deepseek_v3": 1}  # layers
 NUM_EXPERTS = 8
 MOST_LAUNCHES = 14  # of a layer: the CPU's sum and the residual are added apart
-MOST_OF_FAMILY = {"deepseek_v3": 15, "gemma4_text": 23}  # with a network for all tokens
+MOST_OF_FAMILY = {"deepseek_v3": 13, "gemma4_text": 23}  # with a network for all tokens
 MOVES = "packed_bands.py"  # changes the layout of experts that move
 
 
@@ -47,14 +47,14 @@ def test_tokens_are_the_processors_wherever_experts_are(families: tuple[str, ...
 @pytest.mark.slow
 def test_experts_from_disk_give_the_same_tokens_while_they_move() -> None:
     found = printed_by("run_hybrid", ("disk",))
-    assert set(found) == {"qwen3_moe", "gpt_oss", "planned"}
+    assert set(found) == {"qwen2_moe", "gpt_oss", "planned"}
     assert found["planned"]["pipeline"] == "hybrid"
     for family, counts in found.items():
         where = f"{family}: {counts}"
         assert counts["is_equal"], where
         assert not counts["pageable_copies"], where
         assert counts["num_moves"] > 0, where
-        assert (counts["num_streamed"] > 0) == (family == "qwen3_moe"), where
+        assert (counts["num_streamed"] > 0) == (family == "qwen2_moe"), where
         assert all(counts["pairs"]), where
         hits, misses, num_there = counts["in_memory"]
         assert hits > 0, where

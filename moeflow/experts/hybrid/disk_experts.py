@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 class ExpertsOnDisk(HybridExperts):
     """A layer's experts over the slots of a cache. The GPU's experts have no slots there."""
 
-    def parts(self) -> tuple[()]:
-        """Return nothing: the cache fills its slots."""
-        return ()
-
     def slabs(self, experts: Sequence[int], memory: Tensor, *, is_scan: bool) -> Sequence[Tensor]:
         """See `HybridExperts.slabs`. Blocks: while experts are read. Raises: StorageError if one cannot be read."""
         pool = self._pool
@@ -44,14 +40,18 @@ class ExpertsOnDisk(HybridExperts):
         assert layers.disk is not None
         assert layers.runs is not None
         self._pool = layers.disk
-        return _CachedSums(layers.disk.add_layer(biases), layers.runs, layers.tables.slots[self.layer])
+        slots = layers.tables.slots[self.layer]
+        return _CachedSums(layers.disk.add_layer(biases), layers.runs, slots, layers.num_joined)
 
 
 class _CachedSums:
     """The CPU's experts of a layer: at once if all are in memory, else as they arrive."""
 
-    def __init__(self, experts: CachedExperts, runs: ResidentRuns, slots_on_gpu: NDArray[np.int32]) -> None:
-        self._experts, self._runs, self._slots_on_gpu = experts, runs, slots_on_gpu
+    def __init__(
+        self, experts: CachedExperts, runs: ResidentRuns, slots_on_gpu: NDArray[np.int32], num_joined: int
+    ) -> None:
+        """Each token's last `num_joined` choices are parts of the shared expert, on the GPU."""
+        self._experts, self._runs, self._slots_on_gpu, self._num_joined = experts, runs, slots_on_gpu, num_joined
         self._table = np.full_like(slots_on_gpu, NO_SLOT)
         self._present = PresentExperts(experts.pool.slots_of(experts.layer), self._table, experts.biases)
 
@@ -63,13 +63,19 @@ class _CachedSums:
             is_on_gpu = self._slots_on_gpu != NO_SLOT
             slots = self._runs.slots(self._experts.layer, ids[~is_on_gpu[ids]])
             if slots is None:
-                on_gpu = np.flatnonzero(is_on_gpu).tolist()
-                out.copy_(self._experts.compute_others(x, topk_ids, topk_weights, on_gpu))
+                self._read(x, topk_ids, topk_weights, out)
                 return
-            np.copyto(self._table, np.where(is_on_gpu, NO_SLOT, slots))
+            num_experts = len(slots)
+            np.copyto(self._table[:num_experts], np.where(is_on_gpu[:num_experts], NO_SLOT, slots))
             compute()
 
         return run
+
+    def _read(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor) -> None:
+        top_k, num_experts = topk_ids.shape[1] - self._num_joined, len(self._slots_on_gpu) - self._num_joined
+        topk_ids, topk_weights = topk_ids[:, :top_k].contiguous(), topk_weights[:, :top_k].contiguous()
+        on_gpu = np.flatnonzero(self._slots_on_gpu[:num_experts] != NO_SLOT).tolist()
+        out.copy_(self._experts.compute_others(x, topk_ids, topk_weights, on_gpu))
 
 
 class _Copies:

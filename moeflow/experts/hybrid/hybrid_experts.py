@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 import torch
@@ -15,7 +15,6 @@ from moeflow.kernels.activation import Activation
 from moeflow.kernels.arrays import Array
 from moeflow.kernels.cpu.expert_slots import PresentExperts
 from moeflow.kernels.cpu.packed_experts import PackedExperts
-from moeflow.kernels.cpu.packed_weight import PackedRows
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.experts import ExpertsInSlots
 from moeflow.kernels.packed_bands import ExpertLayout, PlainMatrices, empty_like
@@ -73,14 +72,17 @@ class HybridLayers:
         num_experts: int,
         device: torch.device,
         disk: ExpertPool | None = None,
+        num_joined: int = 0,
     ) -> None:
         """Begin without layers; `formats` are those of each layer's packed experts.
 
-        `disk` has slots in main memory for experts from disk; None: main memory has all experts.
+        `disk` has slots in main memory for experts from disk; None: main memory has all experts. So many parts of the
+        shared expert are joined with the others, on the GPU.
         """
-        self.config, self.device, self.disk = config, device, disk
+        self.config, self.device, self.disk, self.num_joined = config, device, disk, num_joined
         self.runs = None if disk is None else ResidentRuns(disk.cache)
-        self.tables = SlotTables(len(formats), num_experts, device)
+        always = range(config.num_gpu_experts, config.num_gpu_experts + num_joined)
+        self.tables = SlotTables(len(formats), num_experts, device, always)
         self._formats = formats
         self.experts: list[HybridExperts] = []
         self.way: ExpertSums | None = None  # of the current pass
@@ -105,11 +107,15 @@ class HybridExperts:
         matrices: SlotMatrices,
         packed: PackedExperts,
         biases: ExpertBiases | None,
+        joined: Sequence[tuple[Any, ...]] = (),
         *,
         is_filled: bool = False,
     ) -> None:
-        """Become the next layer's experts; `biases` are on the GPU. A loader fills `packed` unless it is filled."""
-        self._is_filled = is_filled
+        """Become the next layer's experts; `biases` are on the GPU.
+
+        A loader fills `joined`, the slots of the shared expert's parts, and `packed` unless it is filled.
+        """
+        self._joined, self._is_filled = joined, is_filled
         self._layers, self.layer, self.matrices, self.packed = layers, len(layers.experts), matrices, packed
         layers.experts.append(self)
         self.on_gpu = matrices.holding(layers.tables.on_gpu[self.layer], packed.kind.function, biases)
@@ -139,9 +145,10 @@ class HybridExperts:
             total.add_(residual)
         return total.to(hidden.dtype)
 
-    def parts(self) -> Sequence[tuple[PackedRows, ...]]:
-        """Return what a loader fills; slots are then filled from main memory."""
-        return () if self._is_filled else self.packed.parts()
+    def parts(self) -> Sequence[tuple[Any, ...] | None]:
+        """Return what a loader fills, None for experts that are there; other slots are filled from main memory."""
+        experts = [None] * self._layers.tables.num_experts if self._is_filled else self.packed.parts()
+        return [*experts, *self._joined]
 
     def slabs(self, experts: Sequence[int], memory: Tensor, *, is_scan: bool) -> Iterable[Tensor]:
         """Return packed experts, each [`layout.num_bytes` or more] uint8, perhaps copied to `memory`, [n, bytes].

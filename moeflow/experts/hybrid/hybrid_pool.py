@@ -52,7 +52,7 @@ class HybridPool:
         """
         self._layers, self._config, self._tables = layers, layers.config, layers.tables
         packed, self._lanes = layers.experts[0].packed, lanes_of(layers.device)
-        self.popularity = Popularity(*self._tables.slots.shape)
+        self.popularity = Popularity(len(layers.experts), self._tables.num_experts)
         if self._config.popularity_file:
             self.popularity.read(Path(self._config.popularity_file))
         blocks = [] if layers.disk else [it.packed.storage for it in layers.experts]
@@ -62,8 +62,8 @@ class HybridPool:
         self._num_gpu_hits = self._num_cpu_hits = 0
         has_all = self._config.num_gpu_experts == self._tables.num_experts
         with out_of_memory_as(_NO_ROOM):
-            self._seam = Seam(self._lanes, layers.device, num_rows, packed.hidden, top_k)
-            self._shared, self._mover = SharedSums(self._seam), SlotMover(layers, self._lanes)
+            self._seam = Seam(self._lanes, layers.device, num_rows, packed.hidden, top_k + layers.num_joined)
+            self._shared, self._mover = SharedSums(self._seam, top_k), SlotMover(layers, self._lanes)
             self._stream = ExpertStream(layers, self._lanes) if self._config.stream_tokens and not has_all else None
             self._fill()
         layers.way = self._short_way = GPUSums() if has_all else self._shared

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 class SharedSums:
     """Computes the experts of passes that need few of them."""
 
-    def __init__(self, seam: Seam) -> None:
-        self._seam = seam
+    def __init__(self, seam: Seam, top_k: int) -> None:
+        """Each token's first `top_k` choices are the router's. Parts of the shared expert follow."""
+        self._seam, self._top_k = seam, top_k
         self._seen: list[NDArray[np.int64]] = []
 
     def begin_pass(self, num_tokens: int) -> None:
@@ -40,7 +41,7 @@ class SharedSums:
         return sums if total is None else total.add_(sums)
 
     def _see(self, topk_ids: NDArray[np.int64]) -> None:
-        self._seen.append(topk_ids.copy())
+        self._seen.append(topk_ids[:, : self._top_k].copy())
 
 
 class GPUSums:

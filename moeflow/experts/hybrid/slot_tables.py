@@ -20,13 +20,17 @@ NO_SLOT: Final = -1
 class SlotTables:
     """The tables of all layers with experts."""
 
-    def __init__(self, num_layers: int, num_experts: int, device: torch.device) -> None:
-        """Begin without an expert on the GPU."""
-        self.slots: NDArray[np.int32] = np.full((num_layers, num_experts), NO_SLOT, np.int32)
+    def __init__(self, num_layers: int, num_experts: int, device: torch.device, always: range = range(0)) -> None:
+        """Begin without an expert on the GPU, except for parts of the shared one, which have the slots `always`."""
+        self.num_experts = num_experts  # of a layer
+        parts = np.full((num_layers, len(always)), always, np.int32)
+        # [layers, E + parts], the parts last
+        self.slots: NDArray[np.int32] = np.hstack([np.full((num_layers, num_experts), NO_SLOT, np.int32), parts])
         # Where the CPU finds the experts that it computes; negative: the GPU computes it.
-        self.on_cpu: NDArray[np.int32] = np.tile(np.arange(num_experts, dtype=np.int32), (num_layers, 1))
-        self.on_gpu: Tensor = torch.full((num_layers, num_experts), NO_SLOT, dtype=torch.int32, device=device)
-        self._has_changed = False
+        numbers = np.tile(np.arange(num_experts, dtype=np.int32), (num_layers, 1))
+        self.on_cpu: NDArray[np.int32] = np.hstack([numbers, np.full_like(parts, NO_SLOT)])
+        self.on_gpu: Tensor = torch.full(self.slots.shape, NO_SLOT, dtype=torch.int32, device=device)
+        self._has_changed = bool(always)
 
     def take(self, layer: int, expert: int) -> int:
         """Have the CPU compute an expert of the GPU, and return its slot."""
@@ -43,14 +47,9 @@ class SlotTables:
         self._has_changed = True
 
     @property
-    def num_experts(self) -> int:
-        """Experts of a layer."""
-        return len(self.slots[0])
-
-    @property
     def is_on_gpu(self) -> NDArray[np.bool_]:
         """Whether each expert has a slot: [layers, E]."""
-        found: NDArray[np.bool_] = self.slots != NO_SLOT
+        found: NDArray[np.bool_] = self.slots[:, : self.num_experts] != NO_SLOT
         return found
 
     def publish(self) -> None:

@@ -52,7 +52,7 @@ def choose_node_replicas(settings: Settings) -> NodeReplicas | None:
     if number is None or most is None or (ray := _choose_ray(settings)) is None:
         if settings.max_replicas is not None:
             raise ConfigError(
-                "the number of replicas changes (--max-replicas) on a Ray cluster only: set --ray-address and --replicas"
+                "the number of replicas changes (--max-replicas) on a Ray cluster only: set --replicas, --ray-address"
             )
         return None
     if most < number:

@@ -13,8 +13,8 @@ from moeflow.core.offload_config import CudaDeviceConfig, EmulatedDeviceConfig, 
 from moeflow.engine.offload import offloaded_model
 from moeflow.pipeline.devices.cuda_device import CudaDevice
 from moeflow.pipeline.devices.emulated_device import EmulatedDevice, seconds
-from moeflow.pipeline.devices.pace import Pace
 from moeflow.pipeline.devices.offload_device import Seconds
+from moeflow.pipeline.devices.pace import Pace
 from studies.gpu_check import rehearsal
 from studies.gpu_check.options import SOFTWARE
 from studies.gpu_check.pipelines.paced_streams import PacedStream, PacedStreams

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -109,19 +109,21 @@ class OnBothProcessors(msgspec.Struct, frozen=True):
     @property
     def num_slots(self) -> int:
         """Slots of a layer."""
-        return self.layers.config.num_gpu_experts
+        return self.layers.config.num_gpu_experts + self.layers.num_joined
 
     def place(self, shape: ExpertShape, slots: ExpertTensors, biases: ExpertBiases | None) -> HybridExperts:
         """Return the next layer's experts; `biases` are on the GPU. Raises: MemoryError."""
-        matrices = hybrid_experts.SlotMatrices(slots.gate_up, slots.down)
-        if self.layers.disk is not None:
-            memory = self.layers.disk.slots_of(len(self.layers.experts))
-            return disk_experts.ExpertsOnDisk(self.layers, matrices, memory, biases)
+        layers, matrices = self.layers, hybrid_experts.SlotMatrices(slots.gate_up, slots.down)
+        joined = slots.parts()[layers.config.num_gpu_experts :]
+        if layers.disk is not None:
+            memory = layers.disk.slots_of(len(layers.experts))
+            return disk_experts.ExpertsOnDisk(layers, matrices, memory, biases, joined, is_filled=True)
+        shape = replace(shape, num_experts=layers.tables.num_experts)
         spec = PackedSpec(shape, self.layers.next_formats, self.is_wide, self.memory)
         storage = spec.rows(spec.expert_bytes)
         assert storage is not None  # main memory has all of them
         packed, is_filled = spec.over(storage), self.memory.is_filled
-        return hybrid_experts.HybridExperts(self.layers, matrices, packed, biases, is_filled=is_filled)
+        return hybrid_experts.HybridExperts(layers, matrices, packed, biases, joined, is_filled=is_filled)
 
 
 @dataclass(frozen=True, slots=True)

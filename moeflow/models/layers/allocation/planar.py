@@ -47,8 +47,9 @@ class PlanarAllocator(TensorAllocator):
     @property
     def joins_shared(self) -> bool:
         """See `WeightAllocator`."""
-        formats, layer = self.formats, self.layer
-        return self.rearranges and formats.of_shared(layer) == formats.of_experts(layer)
+        if self.home is not None:
+            return self.home.layers.num_joined > 0
+        return self.rearranges and self.formats.joins_shared(self.layer)
 
     def has_one_format(self, names: Iterable[str]) -> bool:
         """See `WeightAllocator`."""

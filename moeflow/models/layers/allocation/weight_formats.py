@@ -81,6 +81,10 @@ class WeightFormats(msgspec.Struct, frozen=True):
         """Return the formats of a layer's gates and ups, and of its downs."""
         return (self.matrices, self.matrices) if layer is None else (layer.up, layer.down)
 
+    def joins_shared(self, layer: LayerFormats | None) -> bool:
+        """Return whether a layer's shared expert has the formats of the others."""
+        return self.of_shared(layer) == self.of_experts(layer)
+
     def of_shared(self, layer: LayerFormats | None) -> tuple[WeightFormat, WeightFormat]:
         """Return the same of a shared expert."""
         up, down = self.of_experts(layer)
