@@ -14,7 +14,7 @@ from typing import Final
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.core.engine_config import BLOCK_SIZE, ExpertSlotsConfig, MemoryPlan
 from moeflow.core.errors import CapacityError, ConfigError
-from moeflow.core.hardware import DEVICE, DISK, RAM, Machine
+from moeflow.core.hardware import DEVICE, RAM, Machine
 from moeflow.core.hybrid_config import HybridConfig
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import CudaDeviceConfig, OffloadConfig, parse_cuda_device
@@ -25,7 +25,6 @@ from moeflow.planner.choices.batching_choice import Batching
 from moeflow.planner.choices.device_ranks import possible_device_ranks, why_not_divided
 from moeflow.planner.choices.device_weights import for_device, in_half, own_on_device, quantized_on_device
 from moeflow.planner.choices.gpu_limits import check_number, check_on_gpu
-from moeflow.planner.choices.gpu_main_memory import host_slots
 from moeflow.planner.choices.hybrid_choice import (
     are_shared,
     can_be_hybrid,
@@ -40,8 +39,8 @@ from moeflow.planner.choices.weight_choice import WeightChoice, explicit_choice
 from moeflow.planner.configuration import Choices, engine_config
 from moeflow.planner.costs.cost_model import DEVICE_RESERVE_BYTES, PROCESS_BYTES, CostModel, IntegerPolicy
 from moeflow.planner.costs.gpu_work_space import graph_bytes
-from moeflow.planner.costs.hybrid_costs import CHUNK_TOKENS, HybridCosts
-from moeflow.planner.costs.hybrid_sizes import HybridSizes, Passes
+from moeflow.planner.costs.hybrid_costs import HybridCosts
+from moeflow.planner.costs.hybrid_sizes import HybridSizes
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.estimate import Estimator, machine_reasons
@@ -53,7 +52,7 @@ from moeflow.planner.model_files import opened_model, path_in_plan
 from moeflow.planner.offload_estimate import OffloadEstimator
 from moeflow.planner.resident_experts import num_on_device, share_on_device
 from moeflow.planner.search.device_search import Degrees, parallel_degrees, search_devices
-from moeflow.planner.search.objective import Objective, capacities
+from moeflow.planner.search.objective import Objective
 from moeflow.planner.usage import Usage
 from moeflow.settings.settings import Settings, to_plain
 
@@ -202,15 +201,7 @@ class _Described:
         if not self._can_be_hybrid:
             return CostModel(*known, routing=self.routing, process_bytes=PROCESS_BYTES)
         experts = host_format(self.weights, self.checkpoint)
-        costs = HybridCosts(*known, routing=self.routing, process_bytes=PROCESS_BYTES, host_format=experts)
-        if not self.machine.has(DISK):
-            return costs
-        most = Passes(max(CHUNK_TOKENS, self.objective.most), self.objective.most)
-        have = capacities(costs, self.objective.memory_limits)[RAM] - PROCESS_BYTES
-        try:
-            return dataclasses.replace(costs, num_host_slots=host_slots(costs.sizes, have, most))
-        except CapacityError:
-            return costs  # which do not fit either
+        return HybridCosts(*known, routing=self.routing, process_bytes=PROCESS_BYTES, host_format=experts)
 
     @property
     def _can_be_hybrid(self) -> bool:

@@ -6,12 +6,15 @@ While the engine runs, `experts/budget.py` measures memory and sizes the slots w
 from __future__ import annotations
 
 from math import floor
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from moeflow.checkpoint.packed.file_io import whole_pages
 from moeflow.core.errors import CapacityError
 from moeflow.core.units import format_bytes
 from moeflow.experts.slot_arena import arena_bytes, num_slots_in
+
+if TYPE_CHECKING:
+    from moeflow.planner.costs.hybrid_sizes import HybridSizes, Passes
 
 SHARE_STEP: Final = 1e-6  # shares of experts are rounded to so much
 _NUM_BUFFERED_LAYERS: Final = 2  # whose streamed experts a device holds: of the layer that computes, and of the next
@@ -37,6 +40,18 @@ def slots_within(left_bytes: int, slab_bytes: int, num_experts: int, *, least: i
             "smaller weight format or KV cache"
         )
     return num_slots(left_bytes, slab_bytes, num_experts, least=least)
+
+
+def host_slots(sizes: HybridSizes, have_bytes: int, passes: Passes) -> int | None:
+    """Return the slots for experts in main memory of so many bytes; None: it holds all experts.
+
+    Raises: CapacityError if too few experts fit.
+    """
+    if sizes.host_bytes(passes) <= have_bytes:
+        return None
+    least = min_slots(sizes.costs.shape.routing.top_k, sizes.num_in_all)
+    left_bytes = have_bytes - sizes.host_bytes(passes, 0)
+    return slots_within(left_bytes, sizes.slab_bytes, sizes.num_in_all, least=least)
 
 
 def share_on_disk(num_resident: int, num_experts: int) -> float:

@@ -13,7 +13,7 @@ from moeflow.planner.choices.weight_choice import instead_of
 from moeflow.planner.costs.hybrid_sizes import HybridSizes, Passes
 from moeflow.planner.costs.process_memory import CUDA_BYTES, margin_bytes, planned_bytes
 from moeflow.planner.hardware.host import HostResources
-from moeflow.planner.resident_experts import min_slots, slots_within
+from moeflow.planner.resident_experts import host_slots
 from moeflow.settings.settings import Settings
 
 
@@ -51,18 +51,6 @@ def planned_memory(
         is_served=is_served,
     )
     return MainMemory(plan, num_slots)
-
-
-def host_slots(sizes: HybridSizes, have_bytes: int, passes: Passes) -> int | None:
-    """Return the slots for experts in main memory of so many bytes; None: it holds all experts.
-
-    Raises: CapacityError if too few experts fit.
-    """
-    if sizes.host_bytes(passes) <= have_bytes:
-        return None
-    least = min_slots(sizes.costs.shape.routing.top_k, sizes.num_in_all)
-    left_bytes = have_bytes - sizes.host_bytes(passes, 0)
-    return slots_within(left_bytes, sizes.slab_bytes, sizes.num_in_all, least=least)
 
 
 def _why(settings: Settings, sizes: HybridSizes | None, process_bytes: int, weight_bytes: int, have_bytes: int) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 from moeflow.core.errors import CapacityError
-from moeflow.core.hardware import DEVICE, RAM
+from moeflow.core.hardware import DEVICE, DISK, RAM
 from moeflow.core.plan import Policy
 from moeflow.core.units import format_bytes
 from moeflow.planner.costs.cost_model import CostModel
-from moeflow.planner.costs.hybrid_costs import HybridCosts, hybrid_policy_of
+from moeflow.planner.costs.hybrid_costs import CHUNK_TOKENS, HybridCosts, hybrid_policy_of
 from moeflow.planner.costs.hybrid_sizes import Passes
+from moeflow.planner.resident_experts import host_slots
 from moeflow.planner.search.objective import Objective, best_of, capacities, grid
 
 
@@ -26,6 +28,17 @@ def search_hybrid(model: CostModel, objective: Objective, ratio: float) -> Polic
             break
         found.append(policy)
     return best_of(model, found, objective)
+
+
+def with_host_slots(model: HybridCosts, objective: Objective) -> HybridCosts:
+    """Return the costs with as many slots in main memory as fit, if a disk has all other experts."""
+    passes = Passes(max(CHUNK_TOKENS, objective.most), objective.most)
+    have_bytes = capacities(model, objective.memory_limits)[RAM] - ceil(model.process_bytes)
+    try:
+        number = host_slots(model.sizes, have_bytes, passes) if model.machine.has(DISK) else None
+    except CapacityError:
+        number = None  # too few: then all experts do not fit either
+    return replace(model, num_host_slots=number)
 
 
 def hybrid_policy(model: HybridCosts, objective: Objective, number: int) -> Policy | None:

@@ -28,10 +28,15 @@ _HOST_FINENESS: Final = 10.0  # a host's policy costs one prediction, so its gri
 def search(model: CostModel, objective: Objective, ratio: float = FINE) -> tuple[CostModel, Policy]:
     """Return the best policy, and the costs that it was found with: of one device, as an engine runs on one.
 
+    Main memory has as many slots for experts as fit, where the host computes experts beside the device.
+
+
     `ratio`: FINE finds the best, COARSE is good enough to compare machines.
     Raises: CapacityError if nothing fits, or the rate cannot be reached; ConfigError if time ran out.
     """
     alone = replace(model, num_devices=1)
+    if model.has_device and isinstance(alone, hybrid_costs.HybridCosts):
+        alone = hybrid_search.with_host_slots(alone, objective)
     return alone, _for_rate(alone, objective, ratio)
 
 

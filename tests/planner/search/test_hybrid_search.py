@@ -10,11 +10,13 @@ from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import DEVICE, RAM
 from moeflow.core.plan import HYBRID, RESIDENT
 from moeflow.planner.costs.hybrid_costs import HybridCosts, hybrid_policy_of
+from moeflow.planner.costs.hybrid_sizes import Passes
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.described import pipeline_of
 from moeflow.planner.search.hybrid_search import hybrid_policy, search_hybrid
 from moeflow.planner.search.objective import Objective, cost_per_token
 from moeflow.planner.search.search import search
+from moeflow.planner.search.sensitivity import helps
 from tests.planner.examples import HALF, SHORT, SMALL, machine
 
 MB, GB = 10**6, 10**9
@@ -80,3 +82,32 @@ def test_a_machine_without_room_says_what_it_lacks():
     assert "device memory" not in str(error.value)
     with pytest.raises(CapacityError, match=r"needs .* of device memory, but there are .* and .* of memory, but"):
         search(model(300 * MB, ram=100 * MB), objective, 2.0)
+
+
+def test_main_memory_has_as_many_slots_as_fit_and_more_memory_helps():
+    objective, sizes = Objective(goal="latency", num_sequences=1), model(1200 * MB).sizes
+    all_bytes, rings = sizes.host_bytes(Passes(0, 0)), sizes.host_bytes(Passes(2048, 1), 0)
+    speeds, numbers = [], []
+    for ram in (rings + all_bytes // 4, rings + all_bytes // 2, 2 * rings + all_bytes):
+        costs, policy = search(model(1200 * MB, ram), objective, 2.0)
+        assert costs.memory_of(policy)[RAM] <= ram
+        numbers.append(costs.num_host_slots)
+        speeds.append(1 / costs.predict(policy).decode_s)
+        absent = 1 - policy.num_gpu_experts / 64 - (numbers[-1] or 1024) / 1024
+        assert policy.experts_on_disk == pytest.approx(max(absent, 0))
+    assert numbers == [256, 512, None]
+    assert speeds == sorted(speeds)
+    assert speeds[0] < speeds[1]
+    assert "twice the memory" in {it.change for it in helps(model(1200 * MB, rings + all_bytes // 4), objective)}
+    without_disk = dataclasses.replace(
+        model(1200 * MB, rings + all_bytes // 2), machine=no_disk(rings + all_bytes // 2)
+    )
+    with pytest.raises(CapacityError, match="of memory, but there are"):
+        search(without_disk, dataclasses.replace(objective, can_stream=False), 2.0)
+
+
+def no_disk(ram: int):
+    where = machine(ram=ram, device=1200 * MB, link=1e9)
+    levels = tuple(level for level in where.levels if level.name != "disk")
+    links = tuple(link for link in where.links if "disk" not in (link.source, link.target))
+    return dataclasses.replace(where, levels=levels, links=links)
