@@ -73,6 +73,9 @@ def policy_table(plan: Plan) -> Table:
         number = plan.forecast.policy.num_micro_batches
         micro_batches = f"{number} of them a step" if number > 1 else "all at once"
         rows.append(("micro-batch (mu)", f"{config.offload.micro_batch_tokens}", micro_batches))
+        prompts = plan.forecast.policy.prompts
+        at_once = f"{prompts} prompts at once" if prompts > 1 else "one prompt after another"
+        rows.append(("micro-batch of prompts", f"{config.offload.prompt_micro_batch_tokens} tokens", at_once))
     else:
         why = _set_by("--max-num-batched-tokens", _why(plan, "max_num_batched_tokens"))
         rows.append(("tokens a pass", f"{limits.max_num_batched_tokens}", why))
