@@ -53,7 +53,8 @@ def ways(model: Path, device: Device, shared: Mapping[str, Any]) -> list[Contest
     found = [way(CPU, device="cpu")]
     if device.gpu:
         on_gpu = {"device": device.gpu, "gpu_memory_bytes": device.capacity_bytes}
-        found = [way(HYBRID, **on_gpu), *found, way(STREAMING, {"stream_tokens": 1}, **on_gpu)]
+        streaming = {"hybrid": {"stream_tokens": 1}}
+        found = [way(HYBRID, {"hybrid": {}}, **on_gpu), *found, way(STREAMING, streaming, **on_gpu)]
     return [*found, *(way(name, device=device.text, pipeline=name) for name in OFFLOADING)]
 
 

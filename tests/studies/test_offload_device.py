@@ -81,9 +81,9 @@ def test_where_all_passes_stream_the_engine_is_told(tmp_path, monkeypatch):
         with pytest.raises(EngineError, match="not loaded"):
             MoeflowWorker({**found[name], "threads": 2, "seed": 0})
     assert loaded[0].hybrid.stream_tokens != loaded[1].hybrid.stream_tokens == 1
-    wish = found[CPU] | {"stream_tokens": 1, "threads": 2, "seed": 0}
-    with pytest.raises(SystemExit, match="does not share its experts"):
-        MoeflowWorker(wish)
+    (fitting, *_) = ways(tmp_path, Device.of("cuda:18GiB"), {})
+    with pytest.raises(SystemExit, match="the GPU holds the model"):
+        MoeflowWorker({**fitting.wish, "threads": 2, "seed": 0})
 
 
 class InThisProcess:

@@ -51,12 +51,10 @@ class MoeflowWorker:
             kv_tokens = max(KV_TOKENS, config.scheduler.max_model_len + MAX_NUM_BATCHED_TOKENS)
             kv_bytes = block_bytes * kv_tokens // config.scheduler.block_size
             config = resolve(dataclasses.replace(settings, kv_cache_bytes=kv_bytes)).config
-        if "stream_tokens" in wish:
+        if "hybrid" in wish:
             if config.hybrid is None:
                 raise SystemExit("the GPU holds the model, or does not share its experts with the CPU")
-            config = dataclasses.replace(
-                config, hybrid=msgspec.structs.replace(config.hybrid, stream_tokens=wish["stream_tokens"])
-            )
+            config = dataclasses.replace(config, hybrid=msgspec.structs.replace(config.hybrid, **wish["hybrid"]))
         self._engine = Engine.load(config)
         self.vocab_size = self._engine.model.vocab_size
         self._seed = wish["seed"]
