@@ -125,7 +125,7 @@ def _run_plan(folder: Path) -> dict[str, Any]:
     )
     here = host_resources()
     for free_bytes in range(620 * MIB, 520 * MIB, -MIB):  # until it is too small for the model
-        large = replace(here, accelerator=device.NAME, accelerator_free_bytes=free_bytes)
+        large = replace(here, accelerator=device.NAME, accelerator_free_bytes=free_bytes, next_free_bytes=())
         plan = resolve(settings, resources=large).plan
         if plan.pipeline == HYBRID and plan.config.hybrid.num_gpu_experts < NUM_EXPERTS // 2:
             break
