@@ -125,8 +125,8 @@ def scaling_table(found: list[dict[str, Any]]) -> Table:
     columns = ("MTBench", "answer", "2 T4", "ours", "off by", "4 T4", "ours", "off by", "times", "ours")
     notes = (
         "Numbers of sequences are the published ones. One link, which all devices share, bounds S6 and S7: with a link "
-        "for each device S6 would be 114% to 138% too fast. Four devices hold more sequences, and the weights that "
-        "cross the link serve them all: that is why four are more than twice as fast as two.",
+        "for each device S6 would be 114% to 138% too fast. Four devices hold more sequences, and the same weights "
+        "cross the link for all of them. So four are more than twice as fast as two.",
     )
     return Table("Two and four T4s (figures 7 and 8), tokens/s", columns, tuple(rows), notes)
 
@@ -260,7 +260,7 @@ def case_table(points: Points) -> Table:
         rows.append((f"x{host}", *cells))
     notes = [f"{'Holds' if holds(points) else 'Does not hold'}: {text}." for text, holds in STATEMENTS.items()]
     notes.append(
-        "*: the host attends. +: by equation 9, it would attend to keys and values that it has. A device that has room "
-        "for them is faster still, until the host's memory keeps up with all of them."
+        "*: the host attends. +: by equation 9, it would attend to keys and values that it has. A device that holds "
+        "them is faster still, until the host's memory keeps up with all of them."
     )
     return Table("Figure 10, two A100-80G: weights on the host", columns, tuple(rows), tuple(notes))
