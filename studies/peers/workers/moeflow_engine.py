@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from moeflow.core.engine_messages import Submission, TokenOutput
+from moeflow.core.errors import MoeflowError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.engine import Engine
 from moeflow.planner.resolve import resolve
@@ -126,4 +127,7 @@ class MoeflowWorker:
 
 
 if __name__ == "__main__":
-    serve(MoeflowWorker)
+    try:
+        serve(MoeflowWorker)
+    except MoeflowError as error:
+        raise SystemExit(str(error)) from None  # a line of the log, in place of a traceback
