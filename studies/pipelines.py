@@ -94,7 +94,7 @@ class Turn:
     tokens: list[list[int]]  # of each step, one a request
     link_idle: float
     device_idle: float
-    overlap: float  # time in which both work, as a share of the shorter work
+    overlap: float  # of both works, as a share of the shorter one
     late_share: float
 
 
@@ -265,7 +265,7 @@ def fitted(
 @click.option("--quantize", type=click.Choice(["int8", "int4"]))
 @click.option("--device", default="emulated:640MiB,0.15,t4", show_default=True)
 @click.option("--balance", type=float, help="Device and host each take so much of the link's time in CGOPipe.")
-@click.option("--streams", "has_streams", is_flag=True, help="The emulated device launches, as a GPU does.")
+@click.option("--streams", "has_streams", is_flag=True, help="The emulated device launches work on streams.")
 @click.option("--device-share", type=float, help="Its memory as a share of the model, instead of its own size.")
 @click.option("--host-share", type=float, help="Main memory likewise: so many requests, in place of --requests.")
 @click.option("--pipeline", "pipelines", multiple=True, default=PIPELINES, show_default=True, metavar="NAME[:SIZE]")

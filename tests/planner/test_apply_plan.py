@@ -171,7 +171,7 @@ def test_what_stays_on_a_device_stays_when_a_plan_is_decided_again(tmp_path, mon
     assert planned.num_resident_experts == 2  # of 4
     assert planned.num_hosted_experts == 2
     again = applied(plan, folder, num_threads=1).config
-    free_bytes = again.offload.cuda.capacity_bytes  # this machine's process takes what it does
+    free_bytes = again.offload.cuda.capacity_bytes  # the process of this machine takes less
     cuda = dataclasses.replace(planned.cuda, capacity_bytes=free_bytes)
     assert again.offload == dataclasses.replace(planned, cuda=cuda)
     again, limits = again.scheduler, plan.config.scheduler

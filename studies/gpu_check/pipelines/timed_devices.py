@@ -163,7 +163,7 @@ TimedDevice = TimedGpu | TimedEmulation | StreamedEmulation
 def timed_devices(*, has_streams: bool = False) -> Iterator[list[TimedDevice]]:
     """Have models made in the block compute on devices that note times; yield these.
 
-    `has_streams`: emulated devices launch, as a GPU does.
+    `has_streams`: emulated devices launch work on streams.
     """
     devices: list[TimedDevice] = []
     before = offloaded_model.make_device
