@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import queue
+import random
 import signal
 import socket
 import threading
@@ -17,7 +19,8 @@ from moeflow.core.errors import ConfigError, GroupError
 from moeflow.parallel.tcp import endpoint as endpoint_module
 from moeflow.parallel.tcp import pending_connections
 from moeflow.parallel.tcp.curve_keys import CurveKeys
-from moeflow.parallel.tcp.endpoint import Endpoint
+from moeflow.parallel.tcp.endpoint import Endpoint, connect
+from moeflow.parallel.tcp.link import Link
 from tests.forked import forked_context
 from tests.parallel.links import PATIENCE_S, TOKEN, Proxy, connected, in_thread, listening
 
@@ -283,3 +286,30 @@ def test_a_process_that_only_computes_is_not_taken_for_stopped(monkeypatch):
             time.sleep(0.02)  # no thread waits for messages
         ours.send_message("still here", b"")
         assert theirs.receive_message("still here", PATIENCE_S) == b""
+
+
+def _close_in_all_ways(seed: int) -> None:
+    chance = random.Random(seed)
+    endpoint_module.HEARTBEAT_S = 0.01  # two hundred times as often as usual
+    for _ in range(60):
+        arrivals: queue.Queue[Link] = queue.Queue()
+        accepting = Endpoint(TOKEN)
+        proxy = Proxy(accepting.listen("127.0.0.1", 0, arrivals.put))
+        ours = connect("127.0.0.1", proxy.port, TOKEN)
+        theirs = arrivals.get(timeout=PATIENCE_S)
+        for link in (ours, theirs):
+            link.send_message("rows", bytes(chance.choice([0, 100, 1 << 20, 16 << 20])))
+        closing_both = [in_thread(endpoint.close) for endpoint in (ours.endpoint, accepting)]
+        time.sleep(chance.random() * 0.02)
+        proxy.close()
+        for thread in closing_both:
+            thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_no_heartbeat_aborts_a_process_that_closes_while_data_is_on_its_way():
+    process = forked_context().Process(target=_close_in_all_ways, args=(1,), daemon=True)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
