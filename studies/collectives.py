@@ -1,6 +1,6 @@
 """Claim: ranks on one machine gather tensors faster through our shared memory than through torch.distributed's gloo.
-And the cost of encrypted links between machines, beside plain sockets: some Python for each collective, and for large
-tensors the encryption of each byte at either end.
+Encrypted links between machines cost more than plain sockets: some Python for each collective, and for large tensors
+the encryption of each byte at either end.
 
 Each rank contributes a tensor of so many bytes and gets those of all. All ways run in the same processes, alternately,
 one gathering after the other; ours allocate what they return, gloo is given it. TCP is loopback's: what is measured is

@@ -80,7 +80,7 @@ class Proxy:
         self._is_cut.clear()
 
     def passing(self, data: bytes) -> bytes:
-        """Return what it forwards for these bytes."""
+        """Return the bytes to forward instead of these."""
         return data
 
     def close(self) -> None:

@@ -78,7 +78,7 @@ class ConnectionEvents(Protocol):
         """Return and forget messages that have arrived from connections without a link."""
 
     def begin(self, firsts: list[FirstMessage]) -> None:
-        """Make links of messages; what has happened to their connections before was reported."""
+        """Make links of messages. All earlier events of their connections were reported."""
 
 
 class ConnectionWatch:

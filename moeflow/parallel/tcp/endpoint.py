@@ -133,7 +133,7 @@ class Endpoint:
             return is_ready()
 
     def receive(self) -> None:
-        """Deliver what has arrived. Blocks: not at all."""
+        """Deliver arrived messages. Blocks: not at all."""
         with self._changed:
             self._receive()
 
@@ -311,7 +311,7 @@ class Endpoint:
                 self._announce()
 
     def _deliver_later_ones(self) -> None:
-        """Deliver what came after first messages, before anything newer is."""
+        """Deliver the messages after the first ones, before any newer message."""
         later, self._first_messages = self._first_messages, []
         for each in later:
             link = self._links.get(each.routing_id)

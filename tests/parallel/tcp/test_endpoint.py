@@ -104,7 +104,7 @@ def test_nothing_that_is_sent_can_be_read_on_the_way():
 
 
 class Recorder(Proxy):
-    """A proxy that keeps what it forwards."""
+    """A proxy that keeps the forwarded bytes."""
 
     def __init__(self, port: int) -> None:
         self.recorded: list[bytes] = []
@@ -116,7 +116,7 @@ class Recorder(Proxy):
 
 
 class Meddler(Proxy):
-    """A proxy that changes one bit of what it forwards, from some time on."""
+    """A proxy that changes one bit of the forwarded bytes, from some time on."""
 
     meddles = False
 
