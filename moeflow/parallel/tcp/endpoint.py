@@ -284,6 +284,7 @@ class Endpoint:
     def broken(self, descriptor: int) -> None:
         """See `ConnectionEvents`."""
         with self._changed:
+            self._receive()  # its messages came before
             _, link = self._connections.pop(descriptor, (None, None))
             if link is not None:
                 self._links.pop(link.routing_id, None)
@@ -304,7 +305,7 @@ class Endpoint:
                 link = self._links.get(routing_id)
                 if link is not None:
                     link.deliver(message)
-                elif (new := self._new_link(routing_id, descriptor)) is not None and message.kind == Kind.HELLO:
+                elif message.kind == Kind.HELLO and (new := self._new_link(routing_id, descriptor)) is not None:
                     threading.Thread(target=self._on_link, args=(new,), name="new link", daemon=True).start()
             if firsts:
                 self._deliver_later_ones()
@@ -343,9 +344,10 @@ def connect(host: str, port: int, token: bytes) -> Link:
 
 def local_host_of(link: Link) -> str:
     """Return this machine's address in the network of a link's other end."""
-    family = socket.AF_INET6 if ":" in link.host else socket.AF_INET
+    address = _resolve(link.host, link.port)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent
-        probe.connect((_resolve(link.host, link.port), link.port))
+        probe.connect((address, link.port))
         host: str = probe.getsockname()[0]
         return host
 

@@ -16,8 +16,8 @@ from contextlib import closing
 import pytest
 
 from moeflow.core.errors import ConfigError, GroupError
+from moeflow.parallel.tcp import connection_watch, pending_connections
 from moeflow.parallel.tcp import endpoint as endpoint_module
-from moeflow.parallel.tcp import pending_connections
 from moeflow.parallel.tcp.curve_keys import CurveKeys
 from moeflow.parallel.tcp.endpoint import Endpoint, connect
 from moeflow.parallel.tcp.link import Link
@@ -71,6 +71,24 @@ def test_messages_from_before_a_link_is_made_come_before_later_ones(monkeypatch)
         assert [theirs.receive_message("number", PATIENCE_S) for _ in range(3)] == [b"0", b"1", b"2"]
 
 
+def test_messages_before_the_end_of_a_connection_arrive(monkeypatch):
+    with listening() as (port, next_link), connected(port) as ours:
+        theirs = next_link()
+        monkeypatch.setattr(theirs.endpoint, "first_messages", list)  # the watching thread reads only events
+        ours.send_message("last words", b"hello")
+        ours.say_farewell("the disk is full")
+        time.sleep(0.1)
+        (descriptor,) = ours.endpoint._connections
+        connection_watch.hang_up(descriptor, ours.endpoint._connections[descriptor][0])
+        deadline_s = time.monotonic() + PATIENCE_S
+        while theirs.endpoint._connections:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        assert theirs.receive_message("last words", PATIENCE_S) == b"hello"
+        with pytest.raises(GroupError, match="the disk is full"):
+            theirs.receive_message("more", PATIENCE_S)
+
+
 def test_another_token_is_refused_and_both_know(caplog):
     with listening() as (port, next_link):
         complaint = f"127.0.0.1:{port}: the token is refused: copy the head's token file"
@@ -82,7 +100,7 @@ def test_another_token_is_refused_and_both_know(caplog):
 
 
 def test_the_public_key_of_the_accepting_end_is_not_enough(monkeypatch):
-    """Only who has the token has the secret key of a connecting end."""
+    """The secret key of a connecting end comes from the token."""
     found = CurveKeys(CurveKeys.of(TOKEN).accepting, CurveKeys.of(TOKEN[::-1]).connecting)
     with listening() as (port, _):
         monkeypatch.setattr(endpoint_module.CurveKeys, "of", lambda _: found)
