@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -16,6 +17,7 @@ from moeflow.kernels.weight_format import BlockKind
 from tests.kernels.blocks import random_blocks
 from tests.kernels.triton.test_planar_weights import KINDS
 from tests.kernels.triton.tolerance import tolerance
+from tests.marks import thorough_unless
 
 SIZE, OUTPUTS = 96, 70
 
@@ -43,9 +45,14 @@ def test_it_is_the_product(dtype: torch.dtype, weight_format: MadeFormat, num_to
         torch.testing.assert_close(got.double(), expected, **tolerance(dtype))
 
 
-@pytest.mark.parametrize("num_tokens", [1, 12])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "num_tokens"),
+    thorough_unless(
+        lambda dtype, num_tokens: (dtype == torch.float32) == (num_tokens == 1),
+        itertools.product((torch.float32, torch.bfloat16), (1, 12)),
+    ),
+)
 def test_blocks_of_files(dtype: torch.dtype, kind: BlockKind, num_tokens: int) -> None:
     weight = from_blocks(random_blocks(kind, OUTPUTS, 512, largest_scale=1 / 64).unsqueeze(0), kind)
     assert weight is not None
