@@ -11,6 +11,7 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import ExpertSlotsConfig
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.core.hardware import DEVICE, RAM
+from moeflow.core.parallel_config import ParallelConfig
 from moeflow.core.plan import Workload, plan_from_json, plan_to_json
 from moeflow.kernels.cpu import extension
 from moeflow.models.expert_predictor.saved import predictor_folder
@@ -368,6 +369,10 @@ def test_a_plan_that_does_not_fit_here_is_refused(folder):
     none = dataclasses.replace(HERE, accelerator=None)
     with pytest.raises(ConfigError, match="finds no CUDA device"):
         apply_plan(on_gpu, {"cache_dir": folder}, resources=none)
+    ranks = ParallelConfig(num_ranks=2, expert_layout="sliced")
+    shared = dataclasses.replace(on_gpu.config, parallel=ranks, num_threads=1)
+    with pytest.raises(ConfigError, match=r"needs 2 GPUs from cuda:0 on, and there are 1: make it here"):
+        apply_plan(dataclasses.replace(on_gpu, config=shared), {"cache_dir": folder}, resources=HERE)
     smaller = dataclasses.replace(HERE, accelerator_free_bytes=2**20)
     with pytest.raises(CapacityError, match="device memory"):
         apply_plan(on_gpu, {"cache_dir": folder}, resources=smaller)

@@ -224,6 +224,12 @@ def test_a_model_larger_than_one_card_is_shared_by_several(model):
     assert plan(model, GPU).config.parallel is None
 
 
+def test_ranks_that_their_cards_are_too_small_for_leave_no_experts_to_the_cpu(model):
+    small = dataclasses.replace(GPU, accelerator_free_bytes=PROCESS_BYTES, next_free_bytes=(PROCESS_BYTES,))
+    with pytest.raises(CapacityError, match=r"of cuda:1 are free: use --device cpu"):
+        plan(model, small, device="cuda:1", num_ranks=2)
+
+
 def test_more_ranks_than_cards_are_refused_with_their_number(model):
     with pytest.raises(ConfigError, match=r"4 ranks .* on GPUs need one each, but 2 GPUs are there.*use fewer"):
         plan(model, GPU, device="cuda:1", num_ranks=4)

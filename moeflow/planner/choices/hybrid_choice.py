@@ -35,11 +35,12 @@ from moeflow.settings.settings import Settings
 
 
 def can_be_hybrid(settings: Settings, shape: ModelConfig) -> bool:
-    """Return whether the CPU may compute experts of a model beside a GPU; not where the user asks for a pipeline."""
+    """Return whether the CPU may compute experts for a GPU; not where the user asks for a pipeline or ranks."""
     is_cuda = settings.device.split(":")[0] == CUDA
     names_memory = is_cuda and parse_cuda_device(settings.device)[1] is not None
     asked = (settings.pipeline, settings.micro_batch, settings.resident_experts)
-    return bool(shape.routing.num_experts) and not names_memory and asked == (None, None, None)
+    is_one = (settings.num_ranks or 1) == 1
+    return bool(shape.routing.num_experts) and is_one and not names_memory and asked == (None, None, None)
 
 
 def are_shared(weights: WeightChoice, shape: ModelConfig) -> bool:
