@@ -30,7 +30,7 @@ def band_blocks(num_outputs: int, num_ranks: int) -> list[range]:
 
 
 def unit_blocks(count: int, num_ranks: int, unit: int) -> list[range]:
-    """Return blocks of whole units, of which there are `count // unit`."""
+    """Return blocks of whole units; there are `count // unit` units."""
     assert count % unit == 0, "refused before"
     return [scaled(block, unit) for block in even_blocks(count // unit, num_ranks)]
 

@@ -1,4 +1,4 @@
-"""Ranks that each have a device: torch.distributed adds up what lies on devices, and all else goes through the host.
+"""Ranks that each have a device: torch.distributed adds up tensors of devices, and all else goes through the host.
 
 Sums are split among ranks, so a result may differ from that of one device by rounding. All ranks get the same bits.
 """

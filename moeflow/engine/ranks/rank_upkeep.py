@@ -54,7 +54,7 @@ class RankUpkeep:
             self.layer_group = self.group
         elif parallel.ranks_per_stage > 1:
             self.layer_group = self.group.subgroup(same_stage(parallel, group.rank))
-        self.devices: DeviceGroup | None = None  # those that share layers
+        self.devices: DeviceGroup | None = None  # of the ranks that share layers
         self.experts: ExpertRanks | None = None
         if device is not None:
             self.devices = self.layer_group = DeviceGroup(self.group, device)

@@ -144,7 +144,7 @@ class GatheredLinear(Linear):
 
 
 class SummedLinear(Linear):
-    """A linear layer of which each rank's device has the columns for its own input features; ranks add up results."""
+    """A linear layer whose columns are divided among devices by input features; their results are added up."""
 
     def __init__(
         self, allocator: WeightAllocator, name: str, out_features: int, own: range, sums: Sums, *, bias: bool = False
@@ -186,7 +186,7 @@ def output_linear(
 ) -> Linear:
     """Return a linear layer that writes to the residual stream, which all ranks have whole.
 
-    `own` are the input features that this rank has, where ranks cut what comes before.
+    `own` are the input features of this rank, where ranks cut the layer before.
     """
     columns, sums = allocator.columns(name, out_features), allocator.sums
     if columns is None:

@@ -97,7 +97,7 @@ def _layouts(flag: str, value: str, known: Sequence[str]) -> Sequence[str]:
 
 
 def _why_not_cut(parallel: ParallelConfig, costs: ModelCosts) -> str:
-    """Return why matrices cannot be cut between columns as a layout does it; empty: they can."""
+    """Return why a layout cannot cut the columns of matrices; empty: it can."""
     for what, weight_format, widths in _cuts(parallel, costs):
         unit = cut_unit(weight_format)
         if any(not width or width % unit for width in widths):

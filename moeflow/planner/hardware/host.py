@@ -42,7 +42,7 @@ class HostResources:
 
     @property
     def accelerators_free_bytes(self) -> Sequence[int]:
-        """Free memory of that GPU and of those that follow it."""
+        """Free memory of that GPU, and of the GPUs that follow it."""
         return () if self.accelerator is None else (self.accelerator_free_bytes, *self.next_free_bytes)
 
 

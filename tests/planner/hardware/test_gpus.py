@@ -46,6 +46,12 @@ def test_what_is_free_is_read_of_the_gpu_that_is_asked_for(three, device, name, 
     assert (here.accelerator, here.accelerator_free_bytes, here.has_bfloat16) == (name, free_bytes, has_bfloat16)
 
 
+def test_ranks_may_use_the_gpus_that_follow_as_far_as_they_compute(three):
+    assert host_resources("cuda").accelerators_free_bytes == (3, 5)
+    assert host_resources("cuda:1").accelerators_free_bytes == (5,)
+    assert host_resources("cuda:2").accelerators_free_bytes == ()
+
+
 @pytest.mark.parametrize(
     ("device", "why"),
     [
