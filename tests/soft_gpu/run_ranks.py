@@ -1,6 +1,6 @@
 """Runs tiny models on two GPUs in software that share them, and on one, and prints what came of it as JSON.
 
-python -m tests.soft_gpu.run_ranks FAMILY...: each with experts in slices and whole.
+python -m tests.soft_gpu.run_ranks FAMILY...: each with experts in slices and whole, and by a pipeline.
 """
 
 from __future__ import annotations
@@ -17,20 +17,24 @@ from tests.soft_gpu import machine
 
 machine.prepare()
 
+from moeflow.core.engine_config import EngineConfig  # noqa: E402
 from moeflow.engine.ranks import main as rank_main  # noqa: E402
 from moeflow.engine.ranks import rank_processes  # noqa: E402
-from studies.small_families import prompts_of, small_config, write_small  # noqa: E402
-from tests.soft_gpu import device, kernels  # noqa: E402
+from studies.small_families import Answers, prompts_of, small_config, write_small  # noqa: E402
+from tests.soft_gpu import device  # noqa: E402
+from tests.soft_gpu.offloading import EMULATED, on_soft_gpu, soft_offloading  # noqa: E402
 from tests.soft_gpu.run_families import run  # noqa: E402
 
 LAYOUTS = (("sliced", "tensor"), ("expert", "replicated"))
 DENSE = {"llama": [("auto", "tensor")]}
+PIPELINE = "cgopipe"
+NO_PIPELINE = ("olmoe",)  # its norms run over all heads
 RANK = "rank"  # the first argument of a process that is one
 
 
 def main(families: list[str]) -> None:
     """Print one object for each family."""
-    with tempfile.TemporaryDirectory() as folder, device.soft_gpu(), kernels.soft_kernels():
+    with tempfile.TemporaryDirectory() as folder, soft_offloading():
         print(json.dumps({family: _compare(family, Path(folder, family)) for family in families}))
 
 
@@ -44,10 +48,18 @@ def _compare(family: str, folder: Path) -> dict[str, Any]:
         config = small_config(
             folder, device.NAME, "float32", num_ranks=2, expert_layout=experts, attention_layout=attention
         )
-        with mock.patch.object(rank_processes, "start_rank", _start_rank):
-            got, counts = run(config, prompts)
-        found[f"{experts}/{attention}"] = {"is_equal": got == expected, **counts}
+        found[f"{experts}/{attention}"] = _shared(config, prompts, expected)
+    if family not in NO_PIPELINE:
+        more = {"pipeline": PIPELINE, "micro_batch": 2, "num_ranks": 2}
+        config = on_soft_gpu(small_config(folder, EMULATED, "float32", **more))
+        found[PIPELINE] = _shared(config, prompts, expected)
     return found
+
+
+def _shared(config: EngineConfig, prompts: list[list[int]], expected: Answers) -> dict[str, Any]:
+    with mock.patch.object(rank_processes, "start_rank", _start_rank):
+        got, counts = run(config, prompts)
+    return {"is_equal": got == expected, **counts}
 
 
 def _start_rank(_: str, descriptors: list[int], rank: int) -> subprocess.Popen[bytes]:
@@ -63,7 +75,7 @@ def _start_rank(_: str, descriptors: list[int], rank: int) -> subprocess.Popen[b
 def be_rank(arguments: list[str]) -> None:
     """Be a rank."""
     sys.argv[1:] = arguments
-    with device.soft_gpu(), kernels.soft_kernels():
+    with soft_offloading():
         rank_main.main()
 
 

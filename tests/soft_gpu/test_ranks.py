@@ -22,9 +22,10 @@ def test_two_devices_give_the_tokens_of_one(families):
         for layout, counts in layouts.items():
             where = f"{family}, {layout}: {counts}"
             assert counts["is_equal"], where
-            assert counts["num_cached"] > 0, where
+            assert (counts["num_cached"] > 0) == ("/" in layout), where  # pipelines share no prefixes
     if families == ("mixtral",):
         of_layers = {layout: sums_of(counts) for layout, counts in found["mixtral"].items()}
+        assert of_layers.pop("cgopipe") > 2 * NUM_LAYERS  # of each micro-batch
         assert of_layers == {"sliced/tensor": 2 * NUM_LAYERS + 1, "expert/replicated": NUM_LAYERS}  # logits: one more
 
 
