@@ -25,7 +25,7 @@ class ReplicaTarget:
         self._needs: deque[tuple[float, int]] = deque()  # time and replicas needed, of the last minutes
 
     def note(self, *, num_requests: int, num_places: int, kv_blocks: float, number: int) -> int:
-        """Return how many replicas to have, of which there are `number`.
+        """Return the number of replicas to have instead of `number`.
 
         `num_requests` run or wait, and a replica has `num_places` for them. `kv_blocks` is the sum over replicas of the
         shares of their KV caches in use.

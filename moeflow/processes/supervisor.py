@@ -368,7 +368,7 @@ def _config_of(replica: int, config: EngineConfig, folder: SocketFolder | None) 
 
 
 async def _nodes_of(config: EngineConfig, nodes: NodeReplicas | None) -> tuple[EnginePlaces | None, RayLauncher | None]:
-    """Return where engines of other machines connect, and what has started these, or ranks of other machines."""
+    """Return the places of engines on other machines, and the launcher of these or of ranks there."""
     if nodes is not None:
         return await ray_engines.start_keepers(config, nodes)
     parallel = config.parallel

@@ -368,7 +368,7 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
 
     @property
     def num_replicas_here(self) -> int:
-        """Engines on this machine; 1 if Ray starts them on its nodes, each of which is planned like this machine."""
+        """Engines on this machine; 1 if Ray starts them on its nodes. Each node is planned like this machine."""
         return 1 if self.ray_address is not None else self.num_replicas or 1
 
     def check_counts(self) -> None:

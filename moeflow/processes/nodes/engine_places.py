@@ -184,7 +184,7 @@ class EnginePlaces:
                 return
 
     async def _watch(self) -> None:
-        """Show keepers that this server is there, and notice those that are gone."""
+        """Show keepers that this server is there, and drop silent ones."""
         while True:
             for place in list(self._places.values()):
                 self.say(place.identity, Alive())

@@ -252,7 +252,7 @@ async def keep(settings: KeeperSettings, on_news: OnNews, computing: Computing =
 def own_config(config: EngineConfig, fingerprint: str, settings: KeeperSettings) -> EngineConfig:
     """Return the server's configuration with this machine's paths and threads.
 
-    Raises: CheckpointError if the checkpoint is not here; ConfigError if it is another one.
+    Raises: CheckpointError if this machine has no such checkpoint; ConfigError if it is another one.
     """
     path, name = settings.model or config.model_path, socket.gethostname()
     try:
