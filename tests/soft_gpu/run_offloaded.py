@@ -37,7 +37,8 @@ def main(pipelines: list[str]) -> None:
 
 def _compare(folder: Path, pipeline: str, plain: Answers) -> dict[str, Any]:
     """Return whether the tokens are those of the plain run, and the counts of the last decode pass."""
-    more = {"pipeline": pipeline, "micro_batch": MICRO_BATCH, "resident_experts": 0.4}
+    sizes = {"micro_batch": MICRO_BATCH, "prompt_micro_batch": MICRO_BATCH}
+    more = {"pipeline": pipeline, "resident_experts": 0.4, **sizes}
     config = on_soft_gpu(small_config(folder, EMULATED, "float32", **more))
     with soft_offloading():
         found, counts = _run(config)

@@ -33,7 +33,8 @@ def pipeline_on(
     options: argparse.Namespace, folder: Path, name: str, dtype: str, micro_batch: int, share: float
 ) -> EngineConfig:
     """Return a configuration for a pipeline on the device."""
-    more = {"pipeline": name, "micro_batch": micro_batch, "resident_experts": share}
+    sizes = {"micro_batch": micro_batch, "prompt_micro_batch": micro_batch}
+    more = {"pipeline": name, "resident_experts": share, **sizes}
     if is_rehearsal(options):
         return rehearsal.on_software_gpu(lambda device: small_config(folder, device, dtype, **more))
     return small_config(folder, options.device.format(memory="2GiB"), dtype, **more)
