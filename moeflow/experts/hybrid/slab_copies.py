@@ -25,10 +25,11 @@ class SlabBuffer:
 
     def __init__(self, count: int, layers: HybridLayers, lanes: Lanes) -> None:
         """Allocate it for experts of any layer. Raises: RuntimeError from torch."""
-        shape, is_pinned = (count, layers.largest_bytes), layers.device.type == "cuda"
+        shape = (count, layers.largest_bytes)
         self._lanes = lanes
         self._rows = torch.empty(shape, dtype=torch.uint8, device=layers.device)
         # Experts from disk pass through here, since their slots in main memory may change at once.
+        is_pinned = layers.disk is not None and layers.device.type == "cuda"
         self._on_host = torch.empty(shape if layers.disk else (0, 0), dtype=torch.uint8, pin_memory=is_pinned)
         self._copied: Event | None = None
 

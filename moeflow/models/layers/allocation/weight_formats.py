@@ -47,12 +47,16 @@ class WeightFormats(msgspec.Struct, frozen=True):
     layers: tuple[LayerFormats, ...] = ()  # of each layer instead of `matrices`; empty: all have that
 
     def on_host(self, matrices: WeightFormat) -> WeightFormats:
-        """Return the formats of packed weights where a GPU has these. The CPU has no float16; only experts are read."""
+        """Return the formats of packed weights where a GPU has these: as `moeflow pack` has them, for common files.
+
+        The CPU has no float16. Only experts are read.
+        """
         layers = tuple(
             LayerFormats(**{part: found and _on_host(found) for part, found in asdict(it).items()})
             for it in self.layers
         )
-        return WeightFormats(matrices, _on_host(self.embeddings), is_wide=self.is_wide, layers=layers)
+        embeddings: WeightFormat = "int8" if self.head == "int8" else _on_host(self.embeddings)
+        return WeightFormats(matrices, embeddings, _on_host(self.routers), is_wide=self.is_wide, layers=layers)
 
     def of_matrix(self, role: MatrixRole) -> WeightFormat:
         """Return the format of a matrix outside layers; where layers differ, unnamed ones are as routers."""
