@@ -40,7 +40,13 @@ def by(request, monkeypatch):
         monkeypatch.setattr(launching, "accepts", lambda _: request.param == "gpu")
     elif extension.is_available():
         extension.set_num_threads(1)
-    return request.param
+    if request.param != "gpu":
+        yield request.param
+        return
+    from tests.kernels.triton.interpreting import language_patched_once  # Triton has no wheel for some machines
+
+    with language_patched_once():
+        yield request.param
 
 
 def make_sampling(row, number, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):

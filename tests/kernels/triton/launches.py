@@ -14,6 +14,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 
 from moeflow.kernels.cpu import row_ops
 from moeflow.kernels.triton import launching
+from tests.kernels.triton.interpreting import language_patched_once
 
 
 @contextmanager
@@ -33,7 +34,7 @@ def triton_alone(*modules: ModuleType) -> Iterator[list[Any]]:
         return x.fill_(math.nan if x.is_floating_point() else -1)
 
     empty = torch.empty
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, language_patched_once():
         patch.setattr(row_ops, "_AVAILABLE", False)
         patch.setattr(launching, "accepts", lambda x: True)
         patch.setattr(torch, "empty", poisoned)
