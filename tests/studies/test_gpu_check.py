@@ -90,8 +90,8 @@ def rehearsed(group, tmp_path, names=()):
 def in_fork(step, options, scratch, limit_s):
     """Run a step in a process that finds torch and transformers imported."""
     run = lasting_commands("triton", "studies.random_family", "transformers.models.mixtral.modeling_mixtral")
-    given = ("--device", options.device, "--scratch", str(scratch), "--step", step)
-    run("-m", "studies.gpu_check", options.group, *given)
+    given = ("--device", options.device, "--scratch", str(scratch), "--step", step.title)
+    run("-m", "studies.gpu_check", step.group, *given)
     return {"seconds": 0.0, **json.loads((scratch / "outcome.json").read_text())}
 
 

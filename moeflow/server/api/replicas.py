@@ -7,9 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
-from moeflow.core.errors import ConfigError, RequestError
+from moeflow.core.errors import ConfigError
 from moeflow.processes.supervisor import Supervisor
 from moeflow.server.api.schema.strict_model import StrictModel
+from moeflow.server.errors import ApiError
 from moeflow.server.guard.body import JsonRoute
 from moeflow.server.service import Service, get_service
 
@@ -39,9 +40,9 @@ async def scale(body: ScaleRequest, service: Annotated[Service, Depends(get_serv
         client = model.loaded.client
         before = len(client.replicas())
         if not isinstance(client, Supervisor):
-            raise RequestError("this server has one engine, in its own process")
+            raise ApiError(409, "replicas_fixed", "this server has one engine, in its own process")
         try:
             client.scale(body.num_replicas)
         except ConfigError as error:
-            raise RequestError(str(error), param="num_replicas") from None
+            raise ApiError(409, "replicas_fixed", str(error)) from None
         return ScaleResponse(num_replicas_before=before, num_replicas=body.num_replicas)

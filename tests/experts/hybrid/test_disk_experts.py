@@ -33,7 +33,7 @@ def test_every_bit_is_that_of_experts_in_memory(monkeypatch, num_slots, weight_f
         biases.append(ExpertBiases(*of_layer))
     pool, _ = make_pool(packed, num_slots, "next-use")
     runs, on_gpu = ResidentRuns(pool.cache), np.full((LAYERS, EXPERTS), NO_SLOT, np.int32)
-    layers = [_CachedSums(pool.add_layer(of_layer), runs, on_gpu[layer]) for layer, of_layer in enumerate(biases)]
+    layers = [_CachedSums(pool.add_layer(of_layer), runs, on_gpu[layer], 0) for layer, of_layer in enumerate(biases)]
     num_needed = num_late = 0
     compute_others = CachedExperts.compute_others
 

@@ -301,3 +301,10 @@ async def test_the_model_is_named_with_what_makes_its_answers_differ(http, engin
     (sample,) = (it for family in families for it in family.samples if it.name == "moeflow_model_info")
     assert (sample.labels["model"], sample.labels["lossy_top_k"]) == ("reviews:lossy-sida:3", "3")
     assert (await http.get("/stats")).json()["model"]["lossy_top_k"] == 3
+
+
+async def test_the_number_of_engines_on_one_machine_is_fixed(http):
+    refused = await http.post("/replicas", json={"num_replicas": 2})
+    assert refused.status_code == 409
+    assert refused.json()["error"]["code"] == "replicas_fixed"
+    assert (await http.post("/replicas", json={"num_replicas": 0})).status_code == 400
