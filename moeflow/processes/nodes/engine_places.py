@@ -7,6 +7,7 @@ Neither knows how keepers were started.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -41,6 +42,7 @@ from moeflow.processes.nodes.messages import (
     Start,
     ToKeeper,
 )
+from moeflow.processes.nodes.silence import Silence
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +120,8 @@ class EnginePlaces:
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
                 future.result().kill()
+            with contextlib.suppress(ValueError):  # it has got a place
+                self._waiting.remove(future)
             raise
 
     def release(self) -> None:
@@ -145,15 +149,17 @@ class EnginePlaces:
             identity, header, *payload = await self._socket.recv_multipart()
             try:
                 message = self._decoder.decode(header)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 logger.error("a keeper's message cannot be read: %s", truncated(str(error)))
                 continue
             if isinstance(message, Offer):
                 self._take_offer(identity, message)
             elif (place := self._places.get(identity)) is not None:
-                place.heard_s = time.monotonic()
+                place.silence.end()
                 if place.host is not None:
                     place.host.note(message, payload)
+            elif isinstance(message, Beat):  # it was silent for too long, or has an engine of an earlier server
+                self.say(identity, Kill(message.life))
 
     def _take_offer(self, identity: bytes, offer: Offer) -> None:
         place = self._places.get(identity)
@@ -164,7 +170,7 @@ class EnginePlaces:
             place = self._places[identity] = _Place(identity, offer)
             free = format_bytes(offer.available_bytes)
             logger.warning("%s has a place: %d threads, %s of memory free", offer.host, offer.num_threads, free)
-        place.heard_s = time.monotonic()
+        place.silence.end()
         if place.host is not None and offer.last_life >= place.host.life:
             place.host.end(Death(f"{place.name} has ended it"))
             place.host = None
@@ -187,9 +193,12 @@ class EnginePlaces:
         """Show keepers that this server is there, and drop silent ones."""
         while True:
             for place in list(self._places.values()):
-                self.say(place.identity, Alive())
-                if place.silence_s > GONE_S:
-                    logger.error("%s is gone: silent for %.0f s", place.name, place.silence_s)
+                place.silence.tick()
+                running = place.host if place.host is not None and place.host.is_running else None
+                alive = Alive(0, 0) if running is None else Alive(running.life, running.num_sent)
+                self.say(place.identity, alive)
+                if place.silence.duration_s > GONE_S:
+                    logger.error("%s is gone: silent for %.0f s", place.name, place.silence.duration_s)
                     del self._places[place.identity]
                     if place.host is not None:
                         place.host.end(Death(f"{place.name} is gone", is_from_outside=True))
@@ -214,18 +223,13 @@ class _Place:
     def __init__(self, identity: bytes, offer: Offer) -> None:
         self.identity = identity
         self.name = offer.host
-        self.heard_s = time.monotonic()
+        self.silence = Silence()
         self.host: FarHost | None = None  # None: it is free
 
     @property
     def is_free(self) -> bool:
         """Whether an engine can start here now."""
-        return self.host is None and self.silence_s < SILENT_S
-
-    @property
-    def silence_s(self) -> float:
-        """How long nothing has been heard of it."""
-        return time.monotonic() - self.heard_s
+        return self.host is None and self.silence.duration_s < SILENT_S
 
 
 class FarHost:
@@ -239,7 +243,8 @@ class FarHost:
         self._has_ended = asyncio.Event()
         self._death: Death | None = None
         self._beat = 0
-        self._num_sent = self._num_received = 0
+        self.num_sent = 0
+        self._num_received = 0
 
     @property
     def name(self) -> str:
@@ -254,14 +259,14 @@ class FarHost:
     @property
     def problem(self) -> str:
         """See `EngineHost`."""
-        silence_s = self._place.silence_s
+        silence_s = self._place.silence.duration_s
         return f"{self._place.name} has been silent for {silence_s:.1f} s" if silence_s > SILENT_S else ""
 
     def send(self, message: bytes) -> None:
         """See `EngineHost`."""
         if self.is_running:
-            self._places.say(self._place.identity, Relayed(self.life, self._num_sent), message)
-            self._num_sent += 1
+            self._places.say(self._place.identity, Relayed(self.life, self.num_sent), message)
+            self.num_sent += 1
 
     async def receive(self) -> bytes:
         """See `EngineHost`."""
@@ -283,9 +288,7 @@ class FarHost:
 
     def kill(self) -> None:
         """See `EngineHost`. It counts as ended at once: its machine may be out of reach."""
-        if self.is_running:
-            self._places.say(self._place.identity, Kill(self.life))
-            self.end(Death("ended by the server", is_from_outside=True))
+        self._kill("ended by the server")
 
     async def close(self) -> None:
         """See `EngineHost`."""
@@ -299,16 +302,20 @@ class FarHost:
 
     def note(self, message: FromKeeper, payload: list[bytes]) -> None:
         """Take a message of the keeper. One of an earlier life is ignored."""
-        if isinstance(message, Offer) or message.life != self.life:
+        if isinstance(message, Offer) or message.life != self.life or not self.is_running:
             return
-        if isinstance(message, Beat):
+        if isinstance(message, Beat) and message.number == self._num_received:
             self._beat = message.engine_beat
         elif isinstance(message, Ended):
             death = Death(message.reason, is_from_outside=message.is_from_outside, in_pass=message.in_pass)
             self.end(death if message.reason else None)
-        elif message.number != self._num_received or not payload:
-            self.kill()
-            self._death = Death(f"messages of {self._place.name} were lost", is_from_outside=True)
-        else:
+        elif isinstance(message, Relayed) and message.number == self._num_received and payload:
             self._num_received += 1
             self._arrived.put_nowait(payload[0])
+        else:
+            self._kill(f"messages of {self._place.name} were lost")
+
+    def _kill(self, reason: str) -> None:
+        if self.is_running:
+            self._places.say(self._place.identity, Kill(self.life))
+            self.end(Death(reason, is_from_outside=True))

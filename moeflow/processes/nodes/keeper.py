@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import socket
-import time
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -48,6 +47,7 @@ from moeflow.processes.nodes.messages import (
     Start,
     ToKeeper,
 )
+from moeflow.processes.nodes.silence import Silence
 
 OnNews = Callable[[str], None]
 Computing = Callable[[], AbstractContextManager[None]]
@@ -82,7 +82,7 @@ class Keeper:
         self._decoder = msgspec.msgpack.Decoder(ToKeeper)
         self._engine: _KeptEngine | None = None
         self._last_life = 0
-        self._heard_s = time.monotonic()
+        self._silence = Silence()
         self._failure: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> NoReturn:
@@ -130,11 +130,12 @@ class Keeper:
         """Offer the place while it is free, else show that engine and keeper are there."""
         while True:
             engine = self._engine
+            self._silence.tick()
             if engine is None:
                 self._say(self._offer())
             else:
-                self._say(Beat(engine.life, engine.beat))
-                if time.monotonic() - self._heard_s > GONE_S:
+                self._say(Beat(engine.life, engine.beat, engine.num_sent))
+                if self._silence.duration_s > GONE_S:
                     self._on_news(f"the server has been silent for {GONE_S:g} s: its engine ends")
                     await self._end_engine()
             await asyncio.sleep(BEAT_S)
@@ -154,7 +155,7 @@ class Keeper:
     async def _read(self) -> NoReturn:
         while True:
             header, *payload = await self._socket.recv_multipart()
-            self._heard_s = time.monotonic()
+            self._silence.end()
             message = self._decoder.decode(header)
             if isinstance(message, Start):
                 await self._end_engine()
@@ -164,30 +165,41 @@ class Keeper:
                 raise ReleasedError("the server needs this machine no more")
             elif isinstance(message, Refused):
                 raise ConfigError(f"the server cannot use {socket.gethostname()}: {message.reason}")
-            elif isinstance(message, Alive) or self._engine is None or message.life != self._engine.life:
+            elif isinstance(message, Alive) and (self._engine is None or message.life != self._engine.life):
+                await self._end_engine()  # the server has ended it, but not reached this machine
+                self._last_life = max(self._last_life, message.life)  # its start has not arrived
+            elif self._engine is None or message.life != self._engine.life:
                 continue
             elif isinstance(message, Kill):
                 await self._end_engine()
+            elif message.number != self._engine.num_received or (isinstance(message, Relayed) and not payload):
+                self._say(Ended(message.life, "messages of the server were lost", is_from_outside=True))
+                await self._end_engine()  # else requests would wait for ever
             elif isinstance(message, Relayed):
-                self._engine.take(message, payload)
+                self._engine.take(payload[0])
 
     async def _keep(self, engine: _KeptEngine) -> None:
         self._on_news("an engine starts")
         try:
             with self._computing():
                 ended = await engine.run()
-        except MoeflowError as error:
-            ended = Ended(engine.life, str(error))
+        except MoeflowError as error:  # it is this machine that cannot: the engine may start on another
+            ended = Ended(engine.life, str(error), is_from_outside=True)
             self._failure.set_exception(error)
+        except Exception as error:  # any: the server waits for its end
+            ended = Ended(engine.life, f"{type(error).__name__}: {error}")
         finally:
             self._last_life, self._engine = engine.life, None
         self._say(ended)
         self._on_news(f"the engine has ended{f': {ended.reason}' if ended.reason else ''}")
 
     async def _end_engine(self) -> None:
-        if self._engine is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+        if (engine := self._engine) is not None:
+            if not self._running.cancelling():  # a second time would interrupt the end of the process
+                self._running.cancel()
+            await asyncio.wait((self._running,))
+            if self._engine is engine:  # its task had not begun
+                self._last_life, self._engine = engine.life, None
 
 
 class _KeptEngine:
@@ -199,7 +211,7 @@ class _KeptEngine:
         self._settings = settings
         self._say = say
         self._arrived: asyncio.Queue[bytes] = asyncio.Queue()  # messages to the engine
-        self._num_sent = self._num_received = 0
+        self.num_sent = self.num_received = 0  # messages of the engine, and to it
         self._host: LocalHost | None = None
 
     @property
@@ -207,13 +219,10 @@ class _KeptEngine:
         """See `EngineHost.look`."""
         return 0 if self._host is None else self._host.look()
 
-    def take(self, message: Relayed, payload: list[bytes]) -> None:
+    def take(self, message: bytes) -> None:
         """Take a message to the engine."""
-        if message.number == self._num_received and payload:
-            self._num_received += 1
-            self._arrived.put_nowait(payload[0])
-        elif self._host is not None:  # one was lost: requests would wait for ever
-            self._host.kill()
+        self.num_received += 1
+        self._arrived.put_nowait(message)
 
     async def run(self) -> Ended:
         """Run the process until it ends. Raises: ConfigError, CheckpointError if it cannot be started."""
@@ -240,8 +249,8 @@ class _KeptEngine:
     async def _relay_from(self, host: LocalHost) -> NoReturn:
         while True:
             message = await host.receive()
-            self._say(Relayed(self.life, self._num_sent), message)
-            self._num_sent += 1
+            self._say(Relayed(self.life, self.num_sent), message)
+            self.num_sent += 1
 
 
 async def keep(settings: KeeperSettings, on_news: OnNews, computing: Computing = nullcontext) -> NoReturn:

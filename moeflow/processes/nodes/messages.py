@@ -1,7 +1,8 @@
 """Messages between a server and the keepers of its engines on other machines.
 
 A keeper -> `Offer`; <- `Start`; then `Relayed` both ways, each followed by a frame with a message of the engine; at the
-end `Ended` ->, and another `Offer`. `Beat` -> and <- `Alive` show that both ends are there.
+end `Ended` ->, and another `Offer`. `Beat` -> and <- `Alive` show that both ends are there. Each has the number of
+messages before it, so that a broken connection loses none unnoticed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
 
     life: int
     engine_beat: int
+    number: int  # of relayed messages that the keeper has sent in this life
 
 
 class Relayed(msgspec.Struct, frozen=True, tag="relayed"):
@@ -57,6 +59,9 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 class Alive(msgspec.Struct, frozen=True, tag="alive"):
     """The server is there."""
+
+    life: int  # of the engine that it has here; 0: none
+    number: int  # of relayed messages that it has sent to this engine
 
 
 class Kill(msgspec.Struct, frozen=True, tag="kill"):

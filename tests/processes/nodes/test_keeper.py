@@ -273,7 +273,7 @@ def test_a_lost_message_ends_the_engine(config):
         async with cluster(config) as made:
             made.keep()
             engine = await ProcessEngine.start(config, launch=made.places.launch)
-            engine._host._num_sent += 1  # as if one had been sent
+            engine._host.num_sent += 1  # as if one had been sent
             with pytest.raises(EngineError, match="the engine process died"):
                 await tokens_of(engine)
             await engine.shutdown(0)
