@@ -162,8 +162,10 @@ class Supervisor:
         """Have this number of replicas on other machines. New ones begin once they have a place there; requests of
         removed ones continue in others.
 
-        Raises: ConfigError if replicas are processes of this machine, or none would be left.
+        Raises: ConfigError if replicas are processes of this machine, or none would be left; EngineError after the end.
         """
+        if self._end:
+            raise EngineError(self._end)
         places, launcher = self._places, self._launcher
         if places is None or launcher is None:
             raise ConfigError("the number of engines on one machine is fixed: start with --replicas and --ray-address")
@@ -175,11 +177,13 @@ class Supervisor:
         ]
         removed = self._replicas[num_replicas:]
         self._replicas = [*self._replicas[:num_replicas], *added]
-        launcher.start_more(len(added) - places.keep_released(len(added)))
+        launcher.start_more(places.add_keepers(len(added)))
         for replica in added:
             replica.load_later()
         for replica in removed:
+            self._move_requests(replica)
             self._start_task(self._retire(replica, places))
+        self._dispatch()
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -202,9 +206,7 @@ class Supervisor:
                 self.scale(number)
 
     async def _retire(self, replica: Replica, places: EnginePlaces) -> None:
-        """Move the requests of a replica to others, and end it."""
-        self._move_requests(replica)
-        self._dispatch()
+        """End a replica without requests, and have one keeper leave."""
         await replica.shutdown(0)
         places.release()
 

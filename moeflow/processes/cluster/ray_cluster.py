@@ -66,8 +66,7 @@ def main() -> None:
         _connect(msgspec.json.decode(orders.readline(), type=Connect).address)
         launch.report(Connected(ray.util.get_node_ip_address()))
         order = msgspec.json.decode(orders.readline(), type=LaunchOrder)
-        threading.Thread(target=launch.follow, args=(orders,), daemon=True).start()
-        launch.run(order)
+        launch.run(order, orders)
     except MoeflowError as error:
         launch.report(Unplaced(str(error), isinstance(error, CapacityError)))
         raise SystemExit(1) from None
@@ -120,16 +119,21 @@ class Launch:
         with self._lock:
             self._reports.write(msgspec.json.encode(message) + b"\n")
 
-    def follow(self, orders: IO[bytes]) -> None:
-        """Start further engines as ordered; have `run` return when this pipe ends."""
+    def _follow(self, orders: IO[bytes]) -> None:
+        """Start further engines as ordered; have `run` return at the end."""
         for line in orders:
             self._start_keeping(msgspec.json.decode(line, type=More).number)
         self._has_ended.set()
 
-    def run(self, order: LaunchOrder) -> None:
-        """Place processes and keep them. Blocks: until the end. Raises: CapacityError, ConfigError if it cannot be."""
+    def run(self, order: LaunchOrder, orders: IO[bytes]) -> None:
+        """Place processes and keep them. Blocks: until the pipe of further orders ends.
+
+        Raises: CapacityError, ConfigError if it cannot be.
+        """
         self._order = order
+        threading.Thread(target=self._follow, args=(orders,), daemon=True).start()
         if order.rank.keeps_engine:
+            _check_reachable(order.rank.host, [node.address for node in _nodes() if node.num_cpus])
             self.report(Placed([]))  # each has a place once there is one
         else:
             self._group = self._place()
@@ -286,12 +290,12 @@ def _connect(address: str) -> None:
 
 
 def _check_reachable(host: str, nodes: list[str]) -> None:
-    """Raises: ConfigError if a node cannot reach the first rank."""
+    """Raises: ConfigError if a node cannot reach the first rank, or the server."""
     elsewhere = [node for node in nodes if node != ray.util.get_node_ip_address()]
     if is_loopback_name(host) and elsewhere:
         raise ConfigError(
-            f"ranks on {', '.join(elsewhere)} cannot reach this one at {host}: name an address of this machine that "
-            f"they can (--listen-ranks {ray.util.get_node_ip_address()}:PORT)"
+            f"processes on {', '.join(elsewhere)} cannot reach this one at {host}: name an address of this machine "
+            f"that they can (--listen-ranks {ray.util.get_node_ip_address()}:PORT)"
         )
 
 

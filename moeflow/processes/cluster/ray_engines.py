@@ -8,6 +8,7 @@ from pathlib import Path
 
 from moeflow.checkpoint.identity import content_fingerprint
 from moeflow.checkpoint.open import open_checkpoint
+from moeflow.core.address import EVERYWHERE
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.parallel_config import NodeReplicas
 from moeflow.engine.ranks.joining import own_application
@@ -33,13 +34,16 @@ async def start_keepers(config: EngineConfig, nodes: NodeReplicas) -> tuple[Engi
     def objection(offer: Offer) -> str:
         return why_bits_differ(offer, own, "the server")
 
-    places = EnginePlaces(token, fingerprint, objection)
+    awaited = f"free CPUs of the Ray cluster (`ray status`), {config.num_threads} (--threads)"
+    places = EnginePlaces(token, fingerprint, objection, awaited)
+    places.add_keepers(nodes.number)
 
     def order_at(own_address: str) -> LaunchOrder:
         if not places.port:
             places.open(join.host or own_address, join.port)
-        order = RankOrder(places.host, places.port, token.hex(), config.num_threads, keeps_engine=True)
-        return LaunchOrder(nodes.number, True, PLACEMENT_S, order)
+        host = own_address if places.host in EVERYWHERE else places.host
+        order = RankOrder(host, places.port, token.hex(), config.num_threads, keeps_engine=True)
+        return LaunchOrder(places.renew_keepers(), True, PLACEMENT_S, order)
 
     try:
         return places, await RayLauncher.start(join.ray.address, order_at)

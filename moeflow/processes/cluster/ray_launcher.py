@@ -57,6 +57,7 @@ class RayLauncher:
         self._address = address
         self._order_at = order_at
         self._process: asyncio.subprocess.Process | None = None
+        self._has_order = False  # that process
         self._words: deque[str] = deque(maxlen=1)  # the last line that Ray has printed
         self._listening: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -92,8 +93,10 @@ class RayLauncher:
             await asyncio.gather(starting, return_exceptions=True)
 
     def start_more(self, number: int) -> None:
-        """Have Ray start this number of further engines. While Ray is away, nothing happens: it starts all later."""
-        if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
+        """Have Ray start this number of further engines. While Ray is away, nothing happens: the next order has all."""
+        if number and self._has_order:
+            assert self._process is not None
+            assert self._process.stdin is not None
             self._process.stdin.write(msgspec.json.encode(More(number)) + b"\n")
 
     async def close(self) -> None:
@@ -106,6 +109,7 @@ class RayLauncher:
     async def _end_process(self) -> None:
         if (process := self._process) is None:
             return
+        self._has_order = False
         assert process.stdin is not None
         process.stdin.close()
         try:
@@ -124,6 +128,7 @@ class RayLauncher:
         self._process = await asyncio.create_subprocess_exec(
             *command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         )
+        self._has_order = False
         self._listening = asyncio.create_task(self._listen(self._process))
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(Connect(self._address)) + b"\n")
@@ -131,6 +136,7 @@ class RayLauncher:
             if isinstance(report, Connected):
                 order = self._order_at(report.own_address)
                 self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+                self._has_order = True
             elif isinstance(report, Placed):
                 if report.nodes:
                     logger.warning("Ray starts ranks on %s", ", ".join(report.nodes))
@@ -180,6 +186,7 @@ class RayLauncher:
         assert process.stdout is not None
         line = await process.stdout.readline()
         if not line:
+            self._has_order = False
             await process.wait()
             return None
         report: LaunchReport = msgspec.json.decode(line, type=LaunchReport)

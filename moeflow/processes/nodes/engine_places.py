@@ -46,24 +46,31 @@ from moeflow.processes.nodes.silence import Silence
 
 logger = logging.getLogger(__name__)
 
+PATIENCE_S = 10.0  # places that exist are offered sooner
+
 Objection = Callable[[Offer], str]
 
 
 class EnginePlaces:
     """Where keepers of engines connect. Make one with `open`, end it with `close`."""
 
-    def __init__(self, token: bytes, fingerprint: str, objection: Objection) -> None:
-        """Nothing listens yet. `objection` returns why an offer cannot be used; empty: it can."""
+    def __init__(self, token: bytes, fingerprint: str, objection: Objection, awaited: str) -> None:
+        """Nothing listens yet. `objection` returns why an offer cannot be used; empty: it can. `awaited` names the
+        resources of a place, for the log.
+        """
         self._keys = CurveKeys.of(token)
         self._fingerprint = fingerprint
         self._objection = objection
+        self._awaited = awaited
         self._context = zmq.asyncio.Context()
         self._places: dict[bytes, _Place] = {}  # by the keeper's identity
         self._waiting: deque[asyncio.Future[FarHost]] = deque()  # launches
         self._lives = itertools.count(time.time_ns())  # later servers have larger ones
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromKeeper)
-        self._num_excess = 0  # keepers that are to leave
+        self._waiting_since_s: float | None = None  # launches; None: none does, or the log has it
+        self._num_keepers = 0  # that were started and have not left
+        self._num_excess = 0  # of these, that are to leave
         self.host, self.port = "", 0  # once open
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -114,6 +121,8 @@ class EnginePlaces:
         if place is not None:
             return self._start(place)
         future: asyncio.Future[FarHost] = asyncio.get_running_loop().create_future()
+        if not self._waiting:
+            self._waiting_since_s = time.monotonic()
         self._waiting.append(future)
         try:
             return await future
@@ -128,11 +137,18 @@ class EnginePlaces:
         """Have one keeper leave, as soon as one has no engine."""
         self._num_excess += 1
 
-    def keep_released(self, number: int) -> int:
-        """Keep up to `number` of the keepers that have not left yet; return how many that are."""
+    def add_keepers(self, number: int) -> int:
+        """Have this number of further keepers; return how many must be started, as the others have not left yet."""
         kept = min(number, self._num_excess)
         self._num_excess -= kept
-        return kept
+        self._num_keepers += number - kept
+        return number - kept
+
+    def renew_keepers(self) -> int:
+        """Return how many keepers must be started once all have lost the process that started them."""
+        self._num_keepers -= self._num_excess
+        self._num_excess = 0
+        return self._num_keepers
 
     def say(self, identity: bytes, message: ToKeeper, *payload: bytes) -> None:
         """Send a message to a keeper. Never waits."""
@@ -176,6 +192,7 @@ class EnginePlaces:
             place.host = None
         if place.host is None and self._num_excess and not self._waiting:
             self._num_excess -= 1
+            self._num_keepers -= 1
             self.say(identity, Leave())
             del self._places[identity]
         elif place.host is None:
@@ -192,6 +209,7 @@ class EnginePlaces:
     async def _watch(self) -> None:
         """Show keepers that this server is there, and drop silent ones."""
         while True:
+            self._note_waiting()
             for place in list(self._places.values()):
                 place.silence.tick()
                 running = place.host if place.host is not None and place.host.is_running else None
@@ -203,6 +221,17 @@ class EnginePlaces:
                     if place.host is not None:
                         place.host.end(Death(f"{place.name} is gone", is_from_outside=True))
             await asyncio.sleep(BEAT_S)
+
+    def _note_waiting(self) -> None:
+        """Log once what launches wait for, if it takes long."""
+        if not self._waiting or self._waiting_since_s is None:
+            return
+        if time.monotonic() - self._waiting_since_s > PATIENCE_S:
+            self._waiting_since_s = None
+            number, at = len(self._waiting), format_address(self.host, self.port)
+            engines = "1 engine waits" if number == 1 else f"{number} engines wait"
+            text = "%s for a place: %s for each, on nodes that reach this server at %s"
+            logger.warning(text, engines, self._awaited, at)
 
 
 class _OneKey:

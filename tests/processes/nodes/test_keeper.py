@@ -23,7 +23,7 @@ from moeflow.processes import supervisor as supervisor_module
 from moeflow.processes.cluster.ray_engines import fingerprint_of
 from moeflow.processes.nodes import engine_places, keeper
 from moeflow.processes.nodes.engine_places import EnginePlaces
-from moeflow.processes.nodes.keeper import KeeperSettings, keep
+from moeflow.processes.nodes.keeper import Keeper, KeeperSettings, keep
 from moeflow.processes.process_client import ProcessEngine
 from moeflow.processes.replica_target import ReplicaTarget
 from moeflow.processes.restart_limits import RestartLimits
@@ -64,7 +64,7 @@ class Cluster:
 
     def __init__(self, config, token: bytes = TOKEN) -> None:
         self.config = config
-        self.places = EnginePlaces(token, fingerprint_of(config.model_path), lambda offer: self.objection)
+        self.places = EnginePlaces(token, fingerprint_of(config.model_path), lambda offer: self.objection, "free CPUs")
         self.objection = ""
         self.news: list[str] = []
         self.keepers: list[asyncio.Task[None]] = []
@@ -238,6 +238,46 @@ def test_a_server_that_is_gone_leaves_no_engine(config, monkeypatch):
             await until(lambda: not engines())
             assert "silent for 2 s" in made.news[-2] + made.news[-1]
             await engine.shutdown(0)
+
+    run(body)
+
+
+def test_an_engine_that_is_ended_twice_ends(config):
+    async def body():
+        async with cluster(config) as made:
+            settings = KeeperSettings(host="127.0.0.1", port=made.places.port, token=TOKEN, num_threads=1)
+            kept = Keeper(settings, made.news.append)
+            made.keepers.append(asyncio.create_task(kept.run()))
+            engine = await ProcessEngine.start(config, launch=made.places.launch)
+            ending = [asyncio.create_task(kept._end_engine())]
+            for _ in range(3):  # it waits for the process meanwhile
+                await asyncio.sleep(0)
+            ending.append(asyncio.create_task(kept._end_engine()))
+            await asyncio.gather(*ending)
+            assert not engines()
+            await engine.shutdown(0)
+
+    run(body)
+
+
+def test_an_engine_that_is_ended_before_it_begins_leaves_its_place(config):
+    async def body():
+        async with cluster(config) as made:
+            made.keep()
+            for _ in range(2):
+                (await made.places.launch(1)).kill()
+
+    run(body)
+
+
+def test_nothing_changes_after_the_end(config):
+    async def body():
+        async with cluster(config) as made:
+            supervisor = made.supervisor(1, Launcher(made))
+            await supervisor.shutdown(0)
+            with pytest.raises(EngineError, match="has been shut down"):
+                supervisor.scale(2)
+            assert not made.keepers
 
     run(body)
 

@@ -1,0 +1,1 @@
+"""Tests of engines that a Ray cluster runs, without one."""
