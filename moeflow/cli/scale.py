@@ -38,11 +38,12 @@ def scale(number: int, url: str, model: str | None, wait: bool, api_key: str | N
         body = {"num_replicas": number} | ({"model": model} if model else {})
         found = _answer(server, "POST", "/replicas", body)
         click.echo(f"{found['num_replicas_before']} -> {number} replicas")
-        while wait and (ready := _answer(server, "GET", "/health")["num_replicas_ready"]) != number:
-            click.echo(f"\r{ready} of {number} ready", nl=False, err=True)
-            time.sleep(_LOOK_S)
-        if wait:
-            click.echo(f"\r{number} of {number} ready", err=True)
+        while wait:
+            health = _answer(server, "GET", "/health")
+            ready, total = health["num_replicas_ready"], health["num_replicas"]
+            wait = ready != total  # another number may have been set since
+            click.echo(f"\r{ready} of {total} ready", nl=not wait, err=True)
+            time.sleep(_LOOK_S if wait else 0)
 
 
 def _answer(

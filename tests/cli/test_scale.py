@@ -28,7 +28,7 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(200, {"num_replicas_before": 1, "num_replicas": body["num_replicas"]})
 
     def do_GET(self) -> None:
-        self.answer(200, {"num_replicas_ready": type(self).num_ready})
+        self.answer(200, {"num_replicas": 3, "num_replicas_ready": type(self).num_ready})
         type(self).num_ready += 1
 
     def answer(self, status: int, body: dict) -> None:
@@ -54,10 +54,10 @@ def run(*arguments: str) -> str:
 
 
 def test_it_waits_until_all_are_ready(url):
-    output = run("3", "--url", url, "--api-key", "secret", "--model", "olmoe")
-    assert Handler.asked == [("Bearer secret", {"num_replicas": 3, "model": "olmoe"})]
-    assert output.startswith("1 -> 3 replicas\n")
-    assert "1 of 3 ready\r2 of 3 ready\r3 of 3 ready" in output
+    output = run("5", "--url", url, "--api-key", "secret", "--model", "olmoe")
+    assert Handler.asked == [("Bearer secret", {"num_replicas": 5, "model": "olmoe"})]
+    assert output.startswith("1 -> 5 replicas\n")
+    assert "1 of 3 ready\r2 of 3 ready\r3 of 3 ready\n" in output  # two were removed meanwhile
 
 
 def test_a_refusal_and_a_server_that_is_not_there_are_errors(url):
