@@ -29,6 +29,8 @@ from moeflow.processes.engine_host import LAST_WORDS_S
 from moeflow.processes.nodes.messages import (
     BEAT_S,
     GONE_S,
+    LOST_S,
+    PING_S,
     SILENT_S,
     Alive,
     Beat,
@@ -82,6 +84,8 @@ class EnginePlaces:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set_hwm(0)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a keeper that connects anew is the same one
+        self._socket.heartbeat_ivl = int(PING_S * 1000)
+        self._socket.heartbeat_timeout = int(LOST_S * 1000)
         self._socket.curve_server = True
         self._socket.curve_secretkey = self._keys.accepting.secret
         self._socket.curve_publickey = self._keys.accepting.public
@@ -187,7 +191,7 @@ class EnginePlaces:
             free = format_bytes(offer.available_bytes)
             logger.warning("%s has a place: %d threads, %s of memory free", offer.host, offer.num_threads, free)
         place.silence.end()
-        if place.host is not None and offer.last_life >= place.host.life:
+        if place.host is not None and (offer.last_life >= place.host.life or not place.host.is_running):
             place.host.end(Death(f"{place.name} has ended it"))
             place.host = None
         if place.host is None and self._num_excess and not self._waiting:

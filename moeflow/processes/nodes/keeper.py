@@ -35,6 +35,8 @@ from moeflow.processes.engine_host import LocalHost
 from moeflow.processes.nodes.messages import (
     BEAT_S,
     GONE_S,
+    LOST_S,
+    PING_S,
     Alive,
     Beat,
     Ended,
@@ -112,6 +114,8 @@ class Keeper:
         socket.linger = 1000
         socket.setsockopt(zmq.ROUTING_ID, uuid.uuid4().bytes)
         socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is kept for a server that is not there
+        socket.heartbeat_ivl = int(PING_S * 1000)
+        socket.heartbeat_timeout = int(LOST_S * 1000)
         socket.curve_serverkey = keys.accepting.public
         socket.curve_publickey, socket.curve_secretkey = keys.connecting.public, keys.connecting.secret
         socket.ipv6 = ":" in settings.host
@@ -128,11 +132,12 @@ class Keeper:
 
     async def _beat(self) -> NoReturn:
         """Offer the place while it is free, else show that engine and keeper are there."""
+        offer = self._offer()
         while True:
             engine = self._engine
             self._silence.tick()
             if engine is None:
-                self._say(self._offer())
+                self._say(msgspec.structs.replace(offer, last_life=self._last_life))
             else:
                 self._say(Beat(engine.life, engine.beat, engine.num_sent))
                 if self._silence.duration_s > GONE_S:
@@ -149,7 +154,6 @@ class Keeper:
             cpu_isa=extension.best_isa(settings.cpu_isa),
             num_threads=settings.num_threads,
             available_bytes=host_resources().available_bytes,
-            last_life=self._last_life,
         )
 
     async def _read(self) -> NoReturn:

@@ -164,7 +164,8 @@ def test_what_the_cluster_or_its_nodes_lack_is_said_at_the_start(server, nodes, 
     error = server.start(model, listen_ranks="9200")
     assert "cannot reach this one at 127.0.0.1: name an address of this machine that they can" in error
     assert error.endswith(f"(--listen-ranks {first.address}:PORT)")
-    assert server.start(model, listen_ranks="9200", num_ranks=None, num_replicas=1) == error
+    of_engine = server.start(model, listen_ranks="9200", num_ranks=None, num_replicas=1)
+    assert of_engine.partition(" cannot ")[2] == error.partition(" cannot ")[2]
     error = server.start(missing)
     assert error.startswith("ConfigError: the rank on Ray's node ")
     assert any(node.address in error for node in others)

@@ -149,6 +149,9 @@ def test_lost_messages_are_noticed():
             assert death is not None
             assert death.reason == "messages of node were lost"
 
+            await raw.say(FREE)  # as a keeper that the start has not reached
+            assert (await places.launch(1)).is_running
+
             stranger = make()  # with an engine of an earlier server
             await stranger.say(Beat(7, 1, 0))
             assert await stranger.hear_a(Kill) == Kill(7)

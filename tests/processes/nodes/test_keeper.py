@@ -242,6 +242,45 @@ def test_a_server_that_is_gone_leaves_no_engine(config, monkeypatch):
     run(body)
 
 
+def test_a_silent_connection_is_made_anew(config, monkeypatch):
+    monkeypatch.setattr(keeper, "PING_S", 0.2)
+    monkeypatch.setattr(keeper, "LOST_S", 1.0)
+
+    async def body():
+        async with cluster(config) as made:
+            paths: list[Path] = []
+
+            async def forward(reader, writer) -> None:
+                path = Path()
+                paths.append(path)
+                there = await asyncio.open_connection("127.0.0.1", made.places.port)
+                await asyncio.gather(path.carry(reader, there[1]), path.carry(there[0], writer))
+
+            async with await asyncio.start_server(forward, "127.0.0.1") as proxy:
+                kept = made.keep(port=proxy.sockets[0].getsockname()[1])
+                (await made.places.launch(1)).kill()
+                paths[0].is_broken = True
+                await until(lambda: not any(place.is_free for place in made.places._places.values()))
+                (await made.places.launch(1)).kill()
+                assert len(paths) > 1
+                kept.cancel()
+                await asyncio.gather(kept, return_exceptions=True)
+
+    run(body)
+
+
+class Path:
+    """Carries the bytes of a connection, until it is broken: then both ends see an open one that brings nothing."""
+
+    is_broken = False
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            if not self.is_broken:
+                writer.write(data)
+        writer.close()
+
+
 def test_an_engine_that_is_ended_twice_ends(config):
     async def body():
         async with cluster(config) as made:
