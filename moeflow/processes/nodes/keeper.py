@@ -31,7 +31,7 @@ from moeflow.parallel.tcp.curve_keys import CurveKeys
 from moeflow.parallel.tcp.same_bits import own_processor, own_software
 from moeflow.planner.choices.packed_files import find_packed_weights_file, formats_of
 from moeflow.planner.hardware.host import host_resources
-from moeflow.processes.engine_host import LocalHost
+from moeflow.processes.engine_host import LAST_WORDS_S, LocalHost
 from moeflow.processes.nodes.messages import (
     BEAT_S,
     GONE_S,
@@ -185,17 +185,22 @@ class Keeper:
     async def _keep(self, engine: _KeptEngine) -> None:
         self._on_news("an engine starts")
         try:
-            with self._computing():
-                ended = await engine.run()
-        except MoeflowError as error:  # it is this machine that cannot: the engine may start on another
-            ended = Ended(engine.life, str(error), is_from_outside=True)
-            self._failure.set_exception(error)
-        except Exception as error:  # any: the server waits for its end
-            ended = Ended(engine.life, f"{type(error).__name__}: {error}")
+            with self._computing():  # at its end, an orphan ends at once
+                ended = await self._run(engine)
+                self._say(ended)
+                self._on_news(f"the engine has ended{f': {ended.reason}' if ended.reason else ''}")
+                await asyncio.sleep(LAST_WORDS_S)
         finally:
             self._last_life, self._engine = engine.life, None
-        self._say(ended)
-        self._on_news(f"the engine has ended{f': {ended.reason}' if ended.reason else ''}")
+
+    async def _run(self, engine: _KeptEngine) -> Ended:
+        try:
+            return await engine.run()
+        except MoeflowError as error:  # it is this machine that cannot: the engine may start on another
+            self._failure.set_exception(error)
+            return Ended(engine.life, str(error), is_from_outside=True)
+        except Exception as error:  # any: the server waits for its end
+            return Ended(engine.life, f"{type(error).__name__}: {error}")
 
     async def _end_engine(self) -> None:
         if (engine := self._engine) is not None:
@@ -244,6 +249,7 @@ class _KeptEngine:
             for task in relaying:
                 task.cancel()
             await asyncio.gather(*relaying, return_exceptions=True)
+            self._host = None  # a closed one has no heartbeat
             await host.close()
 
     async def _relay_to(self, host: LocalHost) -> NoReturn:

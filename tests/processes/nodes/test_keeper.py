@@ -24,6 +24,7 @@ from moeflow.processes.cluster.ray_engines import fingerprint_of
 from moeflow.processes.nodes import engine_places, keeper
 from moeflow.processes.nodes.engine_places import EnginePlaces
 from moeflow.processes.nodes.keeper import Keeper, KeeperSettings, keep
+from moeflow.processes.nodes.messages import BEAT_S, Ended
 from moeflow.processes.process_client import ProcessEngine
 from moeflow.processes.replica_target import ReplicaTarget
 from moeflow.processes.restart_limits import RestartLimits
@@ -294,6 +295,41 @@ def test_an_engine_that_is_ended_twice_ends(config):
             ending.append(asyncio.create_task(kept._end_engine()))
             await asyncio.gather(*ending)
             assert not engines()
+            await engine.shutdown(0)
+
+    run(body)
+
+
+def test_the_end_of_an_engine_is_sent_before_an_orphan_ends(config, monkeypatch):
+    monkeypatch.setattr(keeper, "LAST_WORDS_S", 2 * BEAT_S)  # the keeper shows that it is there meanwhile
+
+    async def body():
+        async with cluster(config) as made:
+            events: list[str] = []
+
+            @contextlib.contextmanager
+            def computing():
+                try:
+                    yield
+                finally:
+                    events.append("may end")
+
+            settings = KeeperSettings(host="127.0.0.1", port=made.places.port, token=TOKEN, num_threads=1)
+            kept = Keeper(settings, made.news.append, computing)
+            say = kept._say
+
+            def note(message, *payload) -> None:
+                say(message, *payload)
+                if isinstance(message, Ended):
+                    events.append("sent")
+
+            kept._say = note
+            made.keepers.append(asyncio.create_task(kept.run()))
+            engine = await ProcessEngine.start(config, launch=made.places.launch)
+            os.kill(engines()[0].pid, signal.SIGKILL)
+            await until(lambda: "may end" in events)
+            await until(lambda: any(place.is_free for place in made.places._places.values()))
+            assert events == ["sent", "may end"]
             await engine.shutdown(0)
 
     run(body)
