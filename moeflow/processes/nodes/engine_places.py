@@ -30,7 +30,6 @@ from moeflow.processes.nodes.messages import (
     BEAT_S,
     GONE_S,
     LOST_S,
-    PING_S,
     SILENT_S,
     Alive,
     Beat,
@@ -84,8 +83,7 @@ class EnginePlaces:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set_hwm(0)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a keeper that connects anew is the same one
-        self._socket.heartbeat_ivl = int(PING_S * 1000)
-        self._socket.heartbeat_timeout = int(LOST_S * 1000)
+        self._socket.setsockopt(zmq.TCP_MAXRT, int(LOST_S * 1000))
         self._socket.curve_server = True
         self._socket.curve_secretkey = self._keys.accepting.secret
         self._socket.curve_publickey = self._keys.accepting.public

@@ -36,7 +36,6 @@ from moeflow.processes.nodes.messages import (
     BEAT_S,
     GONE_S,
     LOST_S,
-    PING_S,
     Alive,
     Beat,
     Ended,
@@ -114,13 +113,22 @@ class Keeper:
         socket.linger = 1000
         socket.setsockopt(zmq.ROUTING_ID, uuid.uuid4().bytes)
         socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is kept for a server that is not there
-        socket.heartbeat_ivl = int(PING_S * 1000)
-        socket.heartbeat_timeout = int(LOST_S * 1000)
+        socket.setsockopt(zmq.TCP_MAXRT, int(LOST_S * 1000))
         socket.curve_serverkey = keys.accepting.public
         socket.curve_publickey, socket.curve_secretkey = keys.connecting.public, keys.connecting.secret
         socket.ipv6 = ":" in settings.host
-        socket.connect(f"tcp://{format_address(settings.host, settings.port)}")
+        socket.connect(self._address)
         return socket
+
+    @property
+    def _address(self) -> str:
+        return f"tcp://{format_address(self._settings.host, self._settings.port)}"
+
+    def _connect_anew(self) -> None:
+        """Give up a connection that brings nothing. ZeroMQ's heartbeats would, but may abort the process at its end."""
+        self._socket.disconnect(self._address)
+        self._socket.connect(self._address)
+        self._silence.end()
 
     def _say(self, message: FromKeeper, *payload: bytes) -> None:
         """Send a message; without a connection it is lost, which the other end notices."""
@@ -136,6 +144,8 @@ class Keeper:
         while True:
             engine = self._engine
             self._silence.tick()
+            if self._silence.duration_s > LOST_S:
+                self._connect_anew()
             if engine is None:
                 self._say(msgspec.structs.replace(offer, last_life=self._last_life))
             else:

@@ -12,8 +12,7 @@ import msgspec
 BEAT_S = 0.4  # interval of signs of life
 SILENT_S = 1.5  # a keeper that has been silent for so long is a problem: other engines get its requests
 GONE_S = 10.0  # after so much silence, each end takes the other for gone
-PING_S = 2.0  # interval of ZeroMQ's own signs of life, which need no running event loop
-LOST_S = 20.0  # without these, a connection is given up and made anew: the system itself would try for a quarter hour
+LOST_S = 20.0  # after so much silence, a connection is made anew: the system itself would try for a quarter hour
 
 
 class Offer(msgspec.Struct, frozen=True, tag="offer"):

@@ -244,7 +244,6 @@ def test_a_server_that_is_gone_leaves_no_engine(config, monkeypatch):
 
 
 def test_a_silent_connection_is_made_anew(config, monkeypatch):
-    monkeypatch.setattr(keeper, "PING_S", 0.2)
     monkeypatch.setattr(keeper, "LOST_S", 1.0)
 
     async def body():
