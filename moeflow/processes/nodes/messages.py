@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 BEAT_S = 0.4  # interval of signs of life
-SILENT_S = 1.5  # a keeper that has been silent for so long is a problem: other engines get its requests
+SILENT_S = 1.3  # a keeper that has been silent for so long is a problem: other engines get its requests
 GONE_S = 10.0  # after so much silence, each end takes the other for gone
 LOST_S = 20.0  # after so much silence, a connection is made anew: the system itself would try for a quarter hour
 
