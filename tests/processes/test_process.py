@@ -406,7 +406,7 @@ async def reading_in_both(engine: Supervisor, asked: list[Submission]) -> asynci
 def test_streams_of_a_replica_that_is_killed_or_stopped_go_on_in_the_other(config, monkeypatch):
     """A restarted or continued replica gets work again."""
     monkeypatch.setattr(stall, "SILENCE_S", 2.0)
-    sampling = SamplingParams(max_tokens=300, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=800, ignore_eos=True)
     asked = [Submission(f"r{number}", [5, number], sampling, seed=number) for number in range(12)]
     calm = in_this_process(config, asked)
 
