@@ -24,6 +24,11 @@ Examples, with two machines, a and b, that both have the model:
 \b
   b$ moeflow join a.lan:9200 /data/olmoe
       where the model lies elsewhere, and the token in the cache folder
+\b
+  a$ moeflow serve ~/models/olmoe --replicas 2 --listen-ranks a.lan:9200
+  b$ moeflow join a.lan:9200 --replica
+  c$ moeflow join a.lan:9200 --replica
+      two machines with a whole engine each
 
 Each rank has a part of the model, which may be larger than one machine's memory; answers are those of one machine, to
 the bit. The machines need the same versions of moeflow and torch, the same checkpoint, and processors with the
@@ -45,10 +50,13 @@ that you do not trust, connect the machines by a VPN."""
     type=click.Path(dir_okay=False, path_type=Path),
     help="A copy of the first rank's token.  [default: cluster-token in the cache folder]",
 )
+@click.option("--replica", is_flag=True, help="Run a whole engine of a server that has --replicas, not a part of one.")
 @threads_option
 @cache_dir_option
 @config_option
-def join(address: str, model: str | None, token_file: Path | None, num_threads: int | None, cache_dir: Path) -> None:
+def join(
+    address: str, model: str | None, token_file: Path | None, replica: bool, num_threads: int | None, cache_dir: Path
+) -> None:
     """Compute part of a model for a server on another machine.
 
     HOST:PORT is where that machine waits for ranks (--listen-ranks). MODEL is this machine's copy of the checkpoint;
@@ -67,4 +75,8 @@ def join(address: str, model: str | None, token_file: Path | None, num_threads: 
         cpu_isa=os.environ.get("MOEFLOW_CPU_ISA", ""),
         cache_dir=cache_dir,
     )
-    lazy.join(settings, lambda news: click.echo(news, err=True))
+    (lazy.keep_engines if replica else lazy.join)(settings, _say)
+
+
+def _say(news: str) -> None:
+    click.echo(news, err=True)

@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.planner.plan_text import speed_and_memory, what_to_expect
     from moeflow.planner.planning import PlanRequest, plan_for, plan_for_start
     from moeflow.planner.resolve import resolve
+    from moeflow.processes.nodes.keeper import keep_engines
     from moeflow.server.config import ServerConfig
     from moeflow.server.jobs.journal import ResultJournal
     from moeflow.server.jobs.local import answer_file, check_input, read_bodies

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from moeflow.processes.nodes.engine_places import EnginePlaces
 
 with on_demand(__name__):
-    from moeflow.processes.cluster import ray_engines
+    from moeflow.processes.cluster import node_engines
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class Supervisor:
         if self._end:
             raise EngineError(self._end)
         places, launcher = self._places, self._launcher
-        if places is None or launcher is None:
+        if places is None:
             raise ConfigError("the number of engines on one machine is fixed: start with --replicas and --ray-address")
         if num_replicas < 1:
             raise ConfigError("at least one replica must stay")
@@ -177,7 +177,9 @@ class Supervisor:
         ]
         removed = self._replicas[num_replicas:]
         self._replicas = [*self._replicas[:num_replicas], *added]
-        launcher.start_more(places.add_keepers(len(added)))
+        number = places.add_keepers(len(added))
+        if launcher is not None:
+            launcher.start_more(number)
         for replica in added:
             replica.load_later()
         for replica in removed:
@@ -372,7 +374,7 @@ def _config_of(replica: int, config: EngineConfig, folder: SocketFolder | None) 
 async def _nodes_of(config: EngineConfig, nodes: NodeReplicas | None) -> tuple[EnginePlaces | None, RayLauncher | None]:
     """Return the places of engines on other machines, and the launcher of these or of ranks there."""
     if nodes is not None:
-        return await ray_engines.start_keepers(config, nodes)
+        return await node_engines.start_places(config, nodes)
     parallel = config.parallel
     if parallel is None or parallel.join is None or parallel.join.ray is None:
         return None, None

@@ -264,7 +264,7 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
         "--listen-ranks",
         "text",
         "[HOST:]PORT at which the other ranks join from other machines, with `moeflow join`. A port alone takes "
-        "only processes of this machine. With --replicas and --ray-address, the engines connect there.",
+        "only processes of this machine. With --replicas, engines of other machines join there.",
         shown_default="ranks are processes of this machine",
     )
     cluster_token_file: Path | None = _device(
@@ -368,8 +368,9 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
 
     @property
     def num_replicas_here(self) -> int:
-        """Engines on this machine; 1 if Ray starts them on its nodes. Each node is planned like this machine."""
-        return 1 if self.ray_address is not None else self.num_replicas or 1
+        """Engines on this machine; 1 if they are on others. Each of these is planned like this one."""
+        are_elsewhere = self.ray_address is not None or self.listen_ranks is not None
+        return 1 if are_elsewhere else self.num_replicas or 1
 
     def check_counts(self) -> None:
         """Check that numbers are at least 1, and that threads and processes are not absurdly many.

@@ -49,6 +49,14 @@ def test_all_of_it_may_be_said(joins, tmp_path, monkeypatch):
     ]
 
 
+def test_a_machine_may_run_a_whole_engine(joins, tmp_path, monkeypatch):
+    kept: list[JoinSettings] = []
+    monkeypatch.setitem(vars(lazy), "keep_engines", lambda settings, on_news: kept.append(settings))
+    token = ensure_token(default_token_file(tmp_path))
+    assert run("head.lan:9200", "--replica", "--cache-dir", str(tmp_path)).exit_code == 0
+    assert (joins, kept) == ([], [JoinSettings(host="head.lan", port=9200, token=token, cache_dir=tmp_path)])
+
+
 def test_what_is_missing_or_wrong_is_one_line(joins, tmp_path):
     result = run("head.lan", "--cache-dir", str(tmp_path))
     assert (result.exit_code, joins) == (2, [])

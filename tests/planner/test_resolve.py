@@ -130,13 +130,15 @@ def test_ray_starts_replicas_that_are_each_planned_like_one_engine(model, tmp_pa
     assert plan_from_json(plan_to_json(plan), "plan.json") == plan
     at = dataclasses.replace(several, listen_ranks="10.0.0.1:9200")
     assert resolve(at, resources=machine()).plan.node_replicas.join.port == 9200
+    by_hand = dataclasses.replace(asked, num_replicas=2, listen_ranks="9200")
+    assert resolve(by_hand, resources=machine()).plan.node_replicas.join.ray is None
     growing = dataclasses.replace(several, max_replicas=20)
     assert resolve(growing, resources=machine()).plan.node_replicas.most == 20
     for more, complaint in (
         ({"max_replicas": 7}, "7 replicas at most .* are fewer than the least, 8"),
         ({"max_replicas": 9, "ray_address": None}, "changes .* on a Ray cluster only"),
         ({"num_ranks": 2, "listen_ranks": "9200"}, "either ranks or replicas"),
-        ({"expert_parallel": True}, "are processes of this machine: remove --ray-address"),
+        ({"expert_parallel": True}, "are processes of this machine: remove --ray-address and --listen-ranks"),
     ):
         with pytest.raises(ConfigError, match=complaint):
             resolve(dataclasses.replace(several, **more), resources=machine())

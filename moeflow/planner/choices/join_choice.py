@@ -22,9 +22,9 @@ def choose_join(settings: Settings, num_ranks: int) -> JoinConfig | None:
     Raises: ConfigError if there is but one rank, if there are several engines, if it is no address, or if Ray cannot
     start them.
     """
-    if settings.num_replicas is not None and settings.ray_address is not None:
+    if settings.num_replicas is not None and (settings.ray_address or settings.listen_ranks):
         if num_ranks > 1:
-            raise ConfigError("Ray starts either ranks or replicas (--ray-address): remove --replicas, or --ranks")
+            raise ConfigError("either ranks or replicas are on other machines: remove --replicas, or --ranks")
         return None  # each replica is an engine of one process
     ray = _choose_ray(settings)
     if settings.listen_ranks is None:
@@ -39,22 +39,20 @@ def choose_join(settings: Settings, num_ranks: int) -> JoinConfig | None:
             "no rank can join (--listen-ranks) an engine of one rank: set the number of ranks, this one included "
             "(--ranks, or --stages)"
         )
-    if (settings.num_replicas or 1) > 1:
-        raise ConfigError("ranks of other machines (--listen-ranks) join one engine: remove --replicas")
     host, port = parse_address(settings.listen_ranks, default_host=LOOPBACK)
     return JoinConfig(host=host, port=port, token_file=_token_file(settings), ray=ray)
 
 
 def choose_node_replicas(settings: Settings) -> NodeReplicas | None:
-    """Return the engines that Ray starts on its nodes; None: it starts none. Raises: ConfigError."""
-    number = settings.num_replicas
-    most = settings.max_replicas or number
-    if number is None or most is None or (ray := _choose_ray(settings)) is None:
-        if settings.max_replicas is not None:
-            raise ConfigError(
-                "the number of replicas changes (--max-replicas) on a Ray cluster only: set --replicas, --ray-address"
-            )
+    """Return the engines of other machines; None: all are processes of this one. Raises: ConfigError."""
+    number, ray = settings.num_replicas, _choose_ray(settings)
+    if settings.max_replicas is not None and (number is None or ray is None):
+        raise ConfigError(
+            "the number of replicas changes (--max-replicas) on a Ray cluster only: set --replicas, --ray-address"
+        )
+    if number is None or (ray is None and settings.listen_ranks is None):
         return None
+    most = settings.max_replicas or number
     if most < number:
         raise ConfigError(f"{most} replicas at most (--max-replicas) are fewer than the least, {number} (--replicas)")
     host, port = "", 0

@@ -35,9 +35,10 @@ def choose_expert_parallel(
         return None
     if number == 1:
         raise ConfigError("replicas share experts (--expert-parallel): set the number of replicas (--replicas)")
-    if settings.ray_address is not None:
+    if settings.ray_address is not None or settings.listen_ranks is not None:
         raise ConfigError(
-            "replicas that share experts (--expert-parallel) are processes of this machine: remove --ray-address"
+            "replicas that share experts (--expert-parallel) are processes of this machine: remove --ray-address and "
+            "--listen-ranks"
         )
     if count_ranks(settings) > 1:
         raise ConfigError(

@@ -19,7 +19,7 @@ from moeflow.core.errors import MoeflowError
 from moeflow.engine.ranks.join import JoinSettings, join
 from moeflow.engine.ranks.orphan_watch import OrphanWatch
 from moeflow.processes.cluster.ray_messages import RankEnd, RankMessage, RankNews, RankOrder
-from moeflow.processes.nodes.keeper import KeeperSettings, ReleasedError, keep
+from moeflow.processes.nodes.keeper import ReleasedError, keep
 
 
 def main() -> None:
@@ -43,11 +43,10 @@ def main() -> None:
 def _run(order: RankOrder, watch: OrphanWatch) -> NoReturn:
     """Raises: ConfigError, CheckpointError, CapacityError for what another try would not change."""
     token = bytes.fromhex(order.token)
+    settings = JoinSettings(host=order.host, port=order.port, token=token, num_threads=order.num_threads)
     if order.keeps_engine:
-        kept = KeeperSettings(host=order.host, port=order.port, token=token, num_threads=order.num_threads)
-        asyncio.run(keep(kept, _report, watch.computing))
-    joined = JoinSettings(host=order.host, port=order.port, token=token, num_threads=order.num_threads)
-    join(joined, _report, watch.computing)
+        asyncio.run(keep(settings, _report, watch.computing))
+    join(settings, _report, watch.computing)
 
 
 def _report(text: str) -> None:

@@ -12,8 +12,6 @@ import socket
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -25,6 +23,7 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.address import format_address
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CheckpointError, ConfigError, MoeflowError
+from moeflow.engine.ranks.join import JoinSettings
 from moeflow.kernels.cpu import extension
 from moeflow.models.packing import slab_spec
 from moeflow.parallel.tcp.curve_keys import CurveKeys
@@ -54,19 +53,6 @@ OnNews = Callable[[str], None]
 Computing = Callable[[], AbstractContextManager[None]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeeperSettings:
-    """The server, and this machine's share."""
-
-    host: str  # of the server
-    port: int
-    token: bytes
-    num_threads: int
-    model: str | None = None  # None: the checkpoint has the same path as on the server's machine
-    cpu_isa: str = ""  # the best instruction set to use; empty: the best there is
-    cache_dir: Path | None = None  # where packed weights may be
-
-
 class ReleasedError(Exception):
     """The server needs this machine no more."""
 
@@ -74,7 +60,7 @@ class ReleasedError(Exception):
 class Keeper:
     """One place. `run` it."""
 
-    def __init__(self, settings: KeeperSettings, on_news: OnNews, computing: Computing = nullcontext) -> None:
+    def __init__(self, settings: JoinSettings, on_news: OnNews, computing: Computing = nullcontext) -> None:
         """`on_news` gets changes, in words. `computing` is entered as long as an engine runs."""
         self._settings = settings
         self._on_news = on_news
@@ -162,7 +148,7 @@ class Keeper:
             software=own_software(),
             processor=own_processor(),
             cpu_isa=extension.best_isa(settings.cpu_isa),
-            num_threads=settings.num_threads,
+            num_threads=settings.num_threads or host_resources().num_cores,
             available_bytes=host_resources().available_bytes,
         )
 
@@ -224,7 +210,7 @@ class Keeper:
 class _KeptEngine:
     """One life of an engine's process."""
 
-    def __init__(self, start: Start, settings: KeeperSettings, say: Callable[..., None]) -> None:
+    def __init__(self, start: Start, settings: JoinSettings, say: Callable[..., None]) -> None:
         self.life = start.life
         self._fingerprint = start.fingerprint
         self._settings = settings
@@ -273,12 +259,20 @@ class _KeptEngine:
             self.num_sent += 1
 
 
-async def keep(settings: KeeperSettings, on_news: OnNews, computing: Computing = nullcontext) -> NoReturn:
+def keep_engines(settings: JoinSettings, on_news: OnNews) -> None:
+    """Keep engines for a server until it needs this machine no more. Raises: ConfigError, CheckpointError."""
+    try:
+        asyncio.run(keep(settings, on_news))
+    except ReleasedError as error:
+        on_news(str(error))
+
+
+async def keep(settings: JoinSettings, on_news: OnNews, computing: Computing = nullcontext) -> NoReturn:
     """Keep engines for a server until cancelled. Raises: see `Keeper.run`."""
     await Keeper(settings, on_news, computing).run()
 
 
-def own_config(config: EngineConfig, fingerprint: str, settings: KeeperSettings) -> EngineConfig:
+def own_config(config: EngineConfig, fingerprint: str, settings: JoinSettings) -> EngineConfig:
     """Return the server's configuration with this machine's paths and threads.
 
     Raises: CheckpointError if this machine has no such checkpoint; ConfigError if it is another one.
@@ -297,5 +291,5 @@ def own_config(config: EngineConfig, fingerprint: str, settings: KeeperSettings)
         config,
         model_path=path,
         packed_file="" if packed is None else str(packed),
-        num_threads=settings.num_threads,
+        num_threads=settings.num_threads or host_resources().num_cores,
     )

@@ -10,7 +10,7 @@ import pytest
 from moeflow.core.parallel_config import JoinConfig, NodeReplicas, RayConfig
 from moeflow.planner.resolve import resolve
 from moeflow.processes.cluster import ray_launcher
-from moeflow.processes.cluster.ray_engines import start_keepers
+from moeflow.processes.cluster.node_engines import start_places
 from moeflow.processes.cluster.ray_launcher import RayLauncher
 from moeflow.processes.cluster.ray_messages import LaunchOrder, RankOrder
 from moeflow.settings.settings import Settings
@@ -75,7 +75,7 @@ def test_keepers_get_an_address_that_they_can_reach(tmp_path, monkeypatch, liste
         orders.extend(order_at("127.0.0.1") for _ in range(2))
 
     async def body() -> None:
-        places, _ = await start_keepers(config, NodeReplicas(number=2, most=2, join=join))
+        places, _ = await start_places(config, NodeReplicas(number=2, most=2, join=join))
         assert places.add_keepers(3) == 3
         await asyncio.sleep(0)
         places.close()

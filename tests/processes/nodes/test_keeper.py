@@ -20,10 +20,10 @@ from moeflow.engine.client import EngineState
 from moeflow.planner.resolve import resolve
 from moeflow.processes import replica_target
 from moeflow.processes import supervisor as supervisor_module
-from moeflow.processes.cluster.ray_engines import fingerprint_of
+from moeflow.processes.cluster.node_engines import fingerprint_of
 from moeflow.processes.nodes import engine_places, keeper
 from moeflow.processes.nodes.engine_places import EnginePlaces
-from moeflow.processes.nodes.keeper import Keeper, KeeperSettings, keep
+from moeflow.processes.nodes.keeper import JoinSettings, Keeper, keep
 from moeflow.processes.nodes.messages import BEAT_S, Ended
 from moeflow.processes.process_client import ProcessEngine
 from moeflow.processes.replica_target import ReplicaTarget
@@ -72,7 +72,7 @@ class Cluster:
 
     def keep(self, **changes) -> asyncio.Task[None]:
         settings = {"host": "127.0.0.1", "port": self.places.port, "token": TOKEN, "num_threads": 1} | changes
-        task = asyncio.create_task(keep(KeeperSettings(**settings), self.news.append))
+        task = asyncio.create_task(keep(JoinSettings(**settings), self.news.append))
         self.keepers.append(task)
         return task
 
@@ -284,7 +284,7 @@ class Path:
 def test_an_engine_that_is_ended_twice_ends(config):
     async def body():
         async with cluster(config) as made:
-            settings = KeeperSettings(host="127.0.0.1", port=made.places.port, token=TOKEN, num_threads=1)
+            settings = JoinSettings(host="127.0.0.1", port=made.places.port, token=TOKEN, num_threads=1)
             kept = Keeper(settings, made.news.append)
             made.keepers.append(asyncio.create_task(kept.run()))
             engine = await ProcessEngine.start(config, launch=made.places.launch)
@@ -313,7 +313,7 @@ def test_the_end_of_an_engine_is_sent_before_an_orphan_ends(config, monkeypatch)
                 finally:
                     events.append("may end")
 
-            settings = KeeperSettings(host="127.0.0.1", port=made.places.port, token=TOKEN, num_threads=1)
+            settings = JoinSettings(host="127.0.0.1", port=made.places.port, token=TOKEN, num_threads=1)
             kept = Keeper(settings, made.news.append, computing)
             say = kept._say
 

@@ -1,4 +1,4 @@
-"""Replicas of an engine on the nodes of a Ray cluster: Ray starts their keepers, which connect to this server."""
+"""Replicas of an engine on other machines: Ray or their users start keepers there, which connect to this server."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from moeflow.processes.nodes.engine_places import EnginePlaces
 from moeflow.processes.nodes.messages import Offer
 
 
-async def start_keepers(config: EngineConfig, nodes: NodeReplicas) -> tuple[EnginePlaces, RayLauncher]:
-    """Have Ray start keepers for so many engines, and return where they will connect, and what ends them.
+async def start_places(config: EngineConfig, nodes: NodeReplicas) -> tuple[EnginePlaces, RayLauncher | None]:
+    """Listen for keepers of so many engines, and return their places, and their launcher if Ray starts them.
 
     Raises: ConfigError if there is no Ray or this server cannot listen; CheckpointError; EngineError if Ray fails.
     """
     join = nodes.join
-    assert join.ray is not None, "Ray starts them"
     token = ensure_token(Path(join.token_file))
     own = own_application(config.num_threads, config.cpu_isa, 0)
     fingerprint = await asyncio.to_thread(fingerprint_of, config.model_path)
@@ -34,9 +33,14 @@ async def start_keepers(config: EngineConfig, nodes: NodeReplicas) -> tuple[Engi
     def objection(offer: Offer) -> str:
         return why_bits_differ(offer, own, "the server")
 
-    awaited = f"free CPUs of the Ray cluster (`ray status`), {config.num_threads} (--threads)"
+    awaited = f"a machine with a copy of {join.token_file} that runs `moeflow join --replica`"
+    if join.ray is not None:
+        awaited = f"free CPUs of the Ray cluster (`ray status`), {config.num_threads} (--threads)"
     places = EnginePlaces(token, fingerprint, objection, awaited)
     places.add_keepers(nodes.number)
+    if join.ray is None:
+        places.open(join.host, join.port)
+        return places, None
 
     def order_at(own_address: str) -> LaunchOrder:
         if not places.port:
