@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 from contextlib import closing
 from pathlib import Path
 
 from moeflow.checkpoint.identity import content_fingerprint
 from moeflow.checkpoint.open import open_checkpoint
-from moeflow.core.address import EVERYWHERE
+from moeflow.core.address import EVERYWHERE, format_address
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.parallel_config import NodeReplicas
 from moeflow.engine.ranks.joining import own_application
@@ -18,6 +20,8 @@ from moeflow.processes.cluster.ray_launcher import PLACEMENT_S, RayLauncher
 from moeflow.processes.cluster.ray_messages import LaunchOrder, RankOrder
 from moeflow.processes.nodes.engine_places import EnginePlaces
 from moeflow.processes.nodes.messages import Offer
+
+logger = logging.getLogger(__name__)
 
 
 async def start_places(config: EngineConfig, nodes: NodeReplicas) -> tuple[EnginePlaces, RayLauncher | None]:
@@ -33,13 +37,16 @@ async def start_places(config: EngineConfig, nodes: NodeReplicas) -> tuple[Engin
     def objection(offer: Offer) -> str:
         return why_bits_differ(offer, own, "the server")
 
-    awaited = f"a machine with a copy of {join.token_file} that runs `moeflow join --replica`"
+    awaited = "a machine that runs `moeflow join --replica`"
     if join.ray is not None:
         awaited = f"free CPUs of the Ray cluster (`ray status`), {config.num_threads} (--threads)"
     places = EnginePlaces(token, fingerprint, objection, awaited)
     places.add_keepers(nodes.number)
     if join.ray is None:
         places.open(join.host, join.port)
+        text = "waiting for %d engines: run on each of their machines, with a copy of %s,\n  moeflow join %s --replica"
+        host = socket.gethostname() if join.host in EVERYWHERE else join.host
+        logger.warning(text, nodes.number, join.token_file, format_address(host, places.port))
         return places, None
 
     def order_at(own_address: str) -> LaunchOrder:

@@ -88,6 +88,8 @@ class Keeper:
                     for task in tasks:
                         task.cancel()
                     await asyncio.gather(*tasks, return_exceptions=True)
+                    if self._engine is not None:
+                        self._say(Ended(self._engine.life, "its keeper has been ended", is_from_outside=True))
                     await self._end_engine()
         finally:
             context.term()
