@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.file_errors import blame_file
 from moeflow.checkpoint.gguf.file_names import whole_name
+from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.sha256 import sha256
 from moeflow.kernels.on_demand import on_demand, torch
 
@@ -63,6 +65,12 @@ def content_fingerprint(checkpoint: Checkpoint) -> str:
         row = checkpoint.read_rows(name, 0, 1).values.contiguous().view(-1)
         digest.update(row.view(torch.uint8).numpy().data)
     return digest.hexdigest()[:32]
+
+
+def fingerprint_of(path: str) -> str:
+    """Return the content fingerprint of the checkpoint at a path. Raises: CheckpointError."""
+    with closing(open_checkpoint(path)) as checkpoint:
+        return content_fingerprint(checkpoint)
 
 
 def called(model: Path) -> str:

@@ -37,8 +37,8 @@ instruction set that the first one uses; with more than two, each must be able t
 When the engine at the other end stops or restarts, this waits and joins again; Ctrl-C ends it. If it ends, the engine
 starts again and goes on with all requests once there is a rank in its place.
 
-Only who has the token can join, and what is exchanged cannot be changed on the way, but it can be read: on a network
-that you do not trust, connect the machines by a VPN."""
+Only machines with the token can join. All messages are encrypted and authenticated: a listener on the network learns
+only addresses, sizes and times."""
 
 
 @click.command(epilog=EPILOG)

@@ -29,8 +29,8 @@ of moeflow and torch, and this one the instruction set that the other uses.
 Several may borrow at once, each for its own model, as long as there is room. What one had is free again when it ends,
 dies or falls silent. Ctrl-C ends lending; those who borrow go on with their own disks.
 
-Only who has the token can borrow, and what is exchanged cannot be changed on the way, but it can be read: on a network
-that you do not trust, connect the machines by a VPN."""
+Only machines with the token can borrow. All messages are encrypted and authenticated: a listener on the network learns
+only addresses, sizes and times."""
 
 
 @click.command(epilog=EPILOG)

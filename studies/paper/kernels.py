@@ -7,10 +7,12 @@ No figure here comes from a run of a whole model, so all of tables 4 and 5 are p
   + *L4*: 12.2, 12.3, 12.5 and 13.0 ms for 32 to 256 tokens (figure 9; `plots/ablation/ablation_2.py` of the authors'
     artifact). Many rows are as fast as a large product in torch, which the machine file has.
   + *T4*: computed, since no measurement is published. Triton reaches 0.52 of cuBLAS on Turing (triton-lang/triton,
-    issue 189: RTX 2080, 4096 rows and more). Turing has no asynchronous copies to shared memory, and Triton pipelines
-    only where there are some, so reading and computing add up.
+    issue 189: RTX 2080, 4096 rows and more). Turing has no asynchronous copies to shared memory, which Triton's
+    pipelines need. So reading and computing add up.
+
 - **Attention of MoE-Lightning on the host** reads 45 GB/s (figure 9: 134 MB in 2.98 ms) on a machine that reads
   81.6 GB/s (76 GiB/s: the artifact's `--cpu-mem-bdw 76`).
+
 - **Attention of FlexGen** is torch over copies (`moe_pytorch_backend.py`); 4 query heads share a stored value.
   + On the device 2 bytes are read and 8 written by the repetition, 8 read and 8 written by the transposition, and 8
     read by the product: 34.

@@ -2,7 +2,7 @@
 
 Mixtral 8x7B in float16 on the machines `paper-s1` (T4) and `paper-s2` (L4). Each system is its pipeline with the
 published micro-batch (mu) and number of them, prompts padded to the longest. No figure of a whole model went into a
-prediction. `TERMS` has what they rest on, from data sheets alone to all of it:
+prediction. `TERMS` are their foundations, from data sheets alone to all of them:
 
 - *data sheets*: every kernel at its roof. It is an upper bound rather than a prediction.
   + Products run at the base clock: boost clocks exceed the 70 and 72 W of these GPUs.
@@ -20,8 +20,8 @@ the larger of them alone is the other limit. Figure 7 was predicted after that, 
 The policies of FlexGen are those of its scripts in the authors' artifact (github.com/caoshiyi/artifacts, branch
 asplos25), which also has figure 7 in numbers. Those of MoE-Lightning(p) in figure 7 follow from its times and the
 common divisor of its numbers of sequences. DeepSpeed keeps no weights on the device; MoE-Lightning(p), and FlexGen with
-its policy, as many as fit. What was published of several T4s (S6 to S9) and of two A100s (figure 10) is in
-`several_devices.py`.
+its policy, as many as fit. `several_devices.py` has the
+figures of several T4s (S6 to S9) and of two A100s (figure 10).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from studies.paper.kernels import DEEPSPEED_KERNELS, FLEXGEN_KERNELS, LIGHTNING_
 from studies.paper.several_devices import FORMATS
 
 BAR: Final = 0.35  # of the published figure
-TERMS: Final = ("data sheets", "measured parts", "tiles", "copies", "loop")  # each beside those before it
+TERMS: Final = ("data sheets", "measured parts", "tiles", "copies", "loop")  # each in addition to the earlier ones
 PAYLOAD_BYTES: Final = 128  # of a packet, which every PCIe device accepts
 PACKET_BYTES: Final = PAYLOAD_BYTES + 12 + 4 + 4  # with header, framing and check sum
 # 16 lanes of PCIe 3.0, 8 GT/s each in one direction, less the 2 of 130 bits that encode.
@@ -243,7 +243,7 @@ def pairs_in_order(cell: Cell, predicted: Sequence[float]) -> tuple[int, int]:
 
 
 def predictions(on_cell: Callable[[str], None] = lambda _: None) -> list[dict[str, Any]]:
-    """Return every figure beside its predictions, cell by cell; each one's title is told before.
+    """Return every published figure with its predictions. `on_cell` gets the title of each cell first.
 
     Figure 7 has the first term and all of them.
     """

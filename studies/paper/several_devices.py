@@ -112,7 +112,7 @@ def _run(one: Scaling, name: str, gen_len: int, num_sequences: int) -> PipelineR
 
 
 def scaling_table(found: list[dict[str, Any]]) -> Table:
-    """Return these, each figure beside the published one."""
+    """Return a table of predicted and published figures."""
     rows = []
     for one in found:
         cells = [
@@ -193,7 +193,7 @@ def _with_most_weights(model: CostModel, micro_batch: int, number: int, *, atten
 
 
 def host_is_ahead(machine: Machine) -> bool:
-    """Return whether the host attends faster to what it has than its link lets a device do (equation 9)."""
+    """Return whether attention is faster on the host than on a device that fetches KV (equation 9)."""
     costs = ModelCosts(read_bare_config(shipped_models()["mixtral-8x7b"]), FORMATS)
     intensity, both = (
         costs.decode_attention(1, FIGURE_10.mean_context).intensity,

@@ -1,4 +1,4 @@
-"""Predictions beside what was published, as tables, and how many are within the bar with each term."""
+"""Tables of predictions and published figures, and how many are within the bar with each term."""
 
 from __future__ import annotations
 

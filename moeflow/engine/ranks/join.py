@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from moeflow.checkpoint.identity import content_fingerprint
+from moeflow.checkpoint.identity import fingerprint_of
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.address import format_address
 from moeflow.core.engine_config import EngineConfig
@@ -138,7 +138,9 @@ class Membership:
 
         with closing(TcpGroup(task.rank, links, task.timeout_s)) as group:
             try:
-                compute_passes(self._own_config(task.config), group, self._passes(), on_loaded, signs.note_progress)
+                compute_passes(
+                    own_config(task.config, self._settings), group, self._passes(), on_loaded, signs.note_progress
+                )
             except BaseException as error:
                 group.abort(str(error) if isinstance(error, MoeflowError) else f"{type(error).__name__} {error}")
                 raise
@@ -146,25 +148,25 @@ class Membership:
     def _fingerprint(self) -> str:
         """Return that of the checkpoint here. Raises: CheckpointError, after telling it the first rank."""
         try:
-            with closing(open_checkpoint(self._model_path)) as checkpoint:
-                return content_fingerprint(checkpoint)
+            return fingerprint_of(self._model_path)
         except CheckpointError as error:
             say(self._link, Refusal(str(error)))
             raise
 
-    def _own_config(self, config: EngineConfig) -> EngineConfig:
-        """Return the first rank's configuration with this machine's paths and threads."""
-        with closing(open_checkpoint(self._model_path)) as checkpoint:
-            packed = find_packed_weights_file(
-                checkpoint, slab_spec(checkpoint, formats_of(config)), None, self._settings.cache_dir
-            )
-        return dataclasses.replace(
-            config,
-            model_path=self._model_path,
-            packed_file="" if packed is None else str(packed),
-            num_threads=self._num_threads,
-        )
-
     def _passes(self) -> Iterator[bytes]:
         while True:
             yield self._link.receive_message(PASS, timeout_s=None)
+
+
+def own_config(config: EngineConfig, settings: JoinSettings) -> EngineConfig:
+    """Return the other machine's configuration with this one's paths and threads. Raises: CheckpointError."""
+    path = settings.model or config.model_path
+    with closing(open_checkpoint(path)) as checkpoint:
+        spec = slab_spec(checkpoint, formats_of(config))
+        packed = find_packed_weights_file(checkpoint, spec, None, settings.cache_dir)
+    return dataclasses.replace(
+        config,
+        model_path=path,
+        packed_file="" if packed is None else str(packed),
+        num_threads=settings.num_threads or host_resources().num_cores,
+    )

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from contextlib import closing
 from pathlib import Path
 
-from moeflow.checkpoint.identity import content_fingerprint
-from moeflow.checkpoint.open import open_checkpoint
+from moeflow.checkpoint.identity import fingerprint_of
 from moeflow.core.address import EVERYWHERE, format_address
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.parallel_config import NodeReplicas
@@ -61,9 +59,3 @@ async def start_places(config: EngineConfig, nodes: NodeReplicas) -> tuple[Engin
     except BaseException:
         places.close()
         raise
-
-
-def fingerprint_of(model_path: str) -> str:
-    """Return the fingerprint of a checkpoint. Raises: CheckpointError."""
-    with closing(open_checkpoint(model_path)) as checkpoint:
-        return content_fingerprint(checkpoint)

@@ -7,28 +7,24 @@ gone, and offers the place again.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import socket
 import uuid
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import NoReturn
 
 import msgspec
 import zmq
 import zmq.asyncio
 
-from moeflow.checkpoint.identity import content_fingerprint
-from moeflow.checkpoint.open import open_checkpoint
+from moeflow.checkpoint.identity import fingerprint_of
 from moeflow.core.address import format_address
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CheckpointError, ConfigError, MoeflowError
-from moeflow.engine.ranks.join import JoinSettings
+from moeflow.engine.ranks.join import JoinSettings, own_config
 from moeflow.kernels.cpu import extension
-from moeflow.models.packing import slab_spec
 from moeflow.parallel.tcp.curve_keys import CurveKeys
 from moeflow.parallel.tcp.same_bits import own_processor, own_software
-from moeflow.planner.choices.packed_files import find_packed_weights_file, formats_of
 from moeflow.planner.hardware.host import host_resources
 from moeflow.processes.engine_host import LAST_WORDS_S, LocalHost
 from moeflow.processes.nodes.messages import (
@@ -234,7 +230,7 @@ class _KeptEngine:
     async def run(self) -> Ended:
         """Run the process until it ends. Raises: ConfigError, CheckpointError if it cannot be started."""
         config = msgspec.msgpack.decode(await self._arrived.get(), type=EngineConfig)
-        config = await asyncio.to_thread(own_config, config, self._fingerprint, self._settings)
+        config = await asyncio.to_thread(checked_config, config, self._fingerprint, self._settings)
         self._host = host = await LocalHost.launch(config.scheduler.max_num_seqs)
         host.send(msgspec.msgpack.encode(config))
         relaying = [asyncio.create_task(work) for work in (self._relay_to(host), self._relay_from(host))]
@@ -274,24 +270,16 @@ async def keep(settings: JoinSettings, on_news: OnNews, computing: Computing = n
     await Keeper(settings, on_news, computing).run()
 
 
-def own_config(config: EngineConfig, fingerprint: str, settings: JoinSettings) -> EngineConfig:
+def checked_config(config: EngineConfig, fingerprint: str, settings: JoinSettings) -> EngineConfig:
     """Return the server's configuration with this machine's paths and threads.
 
     Raises: CheckpointError if this machine has no such checkpoint; ConfigError if it is another one.
     """
     path, name = settings.model or config.model_path, socket.gethostname()
     try:
-        with closing(open_checkpoint(path)) as checkpoint:
-            if content_fingerprint(checkpoint) != fingerprint:
-                raise ConfigError(f"{path} on {name} is not the server's checkpoint: copy that one there")
-            spec = slab_spec(checkpoint, formats_of(config))
-            packed = find_packed_weights_file(checkpoint, spec, None, settings.cache_dir)
+        if fingerprint_of(path) != fingerprint:
+            raise ConfigError(f"{path} on {name} is not the server's checkpoint: copy that one there")
+        return own_config(config, settings)
     except CheckpointError as error:
         remedy = f"copy it to {path} on {name}, or share the folder"
         raise CheckpointError(f"{name} has no such checkpoint: {error}", remedy=remedy) from None
-    return dataclasses.replace(
-        config,
-        model_path=path,
-        packed_file="" if packed is None else str(packed),
-        num_threads=settings.num_threads or host_resources().num_cores,
-    )

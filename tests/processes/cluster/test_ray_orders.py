@@ -16,7 +16,7 @@ from moeflow.processes.cluster.ray_messages import LaunchOrder, RankOrder
 from moeflow.settings.settings import Settings
 from tests.tiny_mixtral import write_tiny_mixtral
 
-# Reads a connection, an order and a further one; the report on the last tells how many engines it is for.
+# Reads a connection, an order and a further one; the report on the last has the number of its engines.
 STAND_IN = """
 import json, sys
 def say(**what):

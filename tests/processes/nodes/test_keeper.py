@@ -13,6 +13,7 @@ from functools import partial
 import psutil
 import pytest
 
+from moeflow.checkpoint.identity import fingerprint_of
 from moeflow.core.engine_messages import Submission
 from moeflow.core.errors import CheckpointError, ConfigError, EngineError
 from moeflow.core.sampling_params import SamplingParams
@@ -20,7 +21,6 @@ from moeflow.engine.client import EngineState
 from moeflow.planner.resolve import resolve
 from moeflow.processes import replica_target
 from moeflow.processes import supervisor as supervisor_module
-from moeflow.processes.cluster.node_engines import fingerprint_of
 from moeflow.processes.nodes import engine_places, keeper
 from moeflow.processes.nodes.engine_places import EnginePlaces
 from moeflow.processes.nodes.keeper import JoinSettings, Keeper, keep

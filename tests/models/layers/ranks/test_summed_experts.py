@@ -30,7 +30,7 @@ def rounded(weights: torch.Tensor, weight_format: str) -> torch.Tensor:
 
 
 def fill(part, source: torch.Tensor) -> None:
-    """Do as a loader does."""
+    """Load values into a part of an expert."""
     if isinstance(part, torch.Tensor):
         part.copy_(source)
     else:
