@@ -24,11 +24,11 @@ def start_rank(module: str, descriptors: Sequence[int], rank: int) -> subprocess
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=descriptors)
 
 
-def end_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Close their input, at whose end they leave. Blocks: for a moment; one that hangs is killed after some seconds."""
+def end_all(processes: Sequence[subprocess.Popen[bytes]], grace_s: float = EXIT_GRACE_S) -> None:
+    """Close their input, at whose end they leave. Blocks: for a moment; one that hangs is killed after `grace_s`."""
     for process in processes:
         close_pipe(process.stdin)
-    deadline_s = time.monotonic() + EXIT_GRACE_S  # of all together
+    deadline_s = time.monotonic() + grace_s  # of all together
     for process in processes:
         try:
             process.wait(max(deadline_s - time.monotonic(), 0.0))

@@ -1,8 +1,7 @@
 """A group of processes on one machine, which exchange bytes through memory that all of them map.
 
 The extension does the exchange (csrc/threads/shared_group.h); this module turns tensors into addresses. A waiting rank
-polls whether the others still run, and whether time is up. Who starts the processes is the callers'
-business.
+looks whether the others have ended or are stopped, and whether time is up. Callers start the processes.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-import psutil
 import torch
 from torch import Tensor
 
 from moeflow.core.errors import ConfigError, GroupError
 from moeflow.kernels.cpu import extension
 from moeflow.parallel.collectives import Collectives
+from moeflow.parallel.process_watch import ProcessWatch
 
 if extension.is_available():
     import moeflow.kernels._cpu as _cpu
 
 BUFFER_BYTES: Final = 4 << 20  # of each of a rank's two; longer data is sent in pieces
 _LOOK_S: Final = 0.05  # so soon is it noticed that a rank has ended, or that a signal has come
-_ENDED: Final = ("zombie", "dead")  # as psutil calls what computes no more
+STOPPED_S: Final = 2.0  # after which a stopped rank counts as lost
 
 
 def make_descriptor(num_ranks: int, buffer_bytes: int = BUFFER_BYTES) -> int:
@@ -74,7 +73,7 @@ class SharedMemoryGroup(Collectives):
         self._whole = whole
         self._numbers = members or range(self.size)  # of ranks, as errors have them
         self._subgroups: dict[tuple[int, ...], SharedMemoryGroup] = {}
-        self._peers = [_Peer(process_id) for process_id in process_ids]
+        self._peers = [ProcessWatch(process_id) for process_id in process_ids]
         self._memory = mmap.mmap(descriptor, 0)  # all of it
         try:
             self._exchange = _cpu.SharedGroup(_address(self._memory), rank)
@@ -153,23 +152,38 @@ class SharedMemoryGroup(Collectives):
                 raise GroupError(self._mismatch())
             self._check_missing(label, is_late=left_s <= 0)
 
+    def has_stopped(self) -> bool:
+        """Return whether a rank's process is stopped."""
+        for peer in self._peers:
+            peer.look()
+        return any(peer.is_stopped for peer in self._peers)
+
+    def check_running(self) -> None:
+        """Look at the processes of all other ranks. Raises: GroupError if one has ended, or is stopped."""
+        for rank, peer in enumerate(self._peers):
+            if rank != self.rank:
+                peer.look()
+                if problem := _problem(peer):
+                    raise GroupError(f"rank {self._numbers[rank]} does not answer ({problem})")
+
     def _check_missing(self, label: str, *, is_late: bool) -> None:
-        """Raise if a rank that is waited for has ended, or if time is up."""
-        ended = [rank for rank in self._exchange.missing() if self._peers[rank].has_ended()]
+        """Raise if a rank that is waited for has ended or is stopped, or if time is up."""
+        peers = {rank: self._peers[rank] for rank in self._exchange.missing()}
+        for peer in peers.values():
+            peer.look()
         missing = self._exchange.missing()  # again: one that came before it ended is none
-        ended = [rank for rank in ended if rank in missing]
-        if not missing or not (ended or is_late):
+        if not missing:
             return
-        first = (ended or missing)[0]
-        process_id = self._peers[first].process_id
-        numbers = [str(self._numbers[rank]) for rank in missing]
-        if ended:
-            rank = self._numbers[first]
-            raise GroupError(f"rank {rank} did not reach {label} (it is gone: process {process_id} has ended)")
-        who = f"rank {numbers[0]}" if len(missing) == 1 else f"ranks {', '.join(numbers)}"
-        raise GroupError(
-            f"{who} did not reach {label} within {self._timeout_s:g} s (process {process_id} is still there)"
-        )
+        for rank in missing:
+            if rank in peers and (problem := _problem(peers[rank])):
+                raise GroupError(f"rank {self._numbers[rank]} did not reach {label} ({problem})")
+        if is_late:
+            numbers = ", ".join(str(self._numbers[rank]) for rank in missing)
+            process_id = self._peers[missing[0]].process_id
+            raise GroupError(
+                f"rank{'s' if len(missing) > 1 else ''} {numbers} did not reach {label} within {self._timeout_s:g} s "
+                f"(process {process_id} is still there)"
+            )
 
     def _mismatch(self) -> str:
         ranks = {self._exchange.label_of(rank): self._numbers[rank] for rank in range(self.size)}
@@ -192,22 +206,13 @@ class SharedMemoryChannel:
         return self._group.all_gather(name, like[:0])[1 - self._group.rank]
 
 
-class _Peer:
-    """The process of a rank, found by id and known again by its start."""
-
-    def __init__(self, process_id: int) -> None:
-        self.process_id = process_id
-        try:
-            self._process = psutil.Process(process_id)
-        except psutil.NoSuchProcess:
-            self._process = None
-
-    def has_ended(self) -> bool:
-        """Return whether it computes no more, be it that its parent has not noticed yet."""
-        try:
-            return self._process is None or not self._process.is_running() or self._process.status() in _ENDED
-        except psutil.NoSuchProcess:
-            return True
+def _problem(peer: ProcessWatch) -> str:
+    """Return why a rank's process computes no more; empty: it may compute."""
+    if peer.has_ended:
+        return f"it is gone: process {peer.process_id} has ended"
+    if peer.stopped_s >= STOPPED_S:
+        return f"process {peer.process_id} has been stopped for {peer.stopped_s:.0f} s (SIGSTOP)"
+    return ""
 
 
 def _check_extension() -> None:

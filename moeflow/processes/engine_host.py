@@ -16,10 +16,12 @@ import zmq
 import zmq.asyncio
 
 from moeflow.core.errors import ConfigError
+from moeflow.parallel.process_watch import ProcessWatch
 from moeflow.processes.deaths import Death, OomKills, name_death
 from moeflow.processes.pass_record import PassRecord, make_descriptor
 from moeflow.processes.socket_folder import SocketFolder
 
+STOPPED_S = 1.0  # after which a stopped process is a problem
 LAST_WORDS_S = 0.1  # messages that a dead process has sent may still be in the socket
 
 
@@ -36,7 +38,7 @@ class EngineHost(Protocol):
 
     @property
     def problem(self) -> str:
-        """Why the host itself does not answer; empty: it does."""
+        """Why its machine does not answer, or its process is stopped; empty: neither is known."""
 
     def send(self, message: bytes) -> None:
         """Send a message. Never waits."""
@@ -74,6 +76,7 @@ class LocalHost:
         self._socket = socket
         self._folder = folder
         self._record = record
+        self._watch = ProcessWatch(process.pid)
         self._oom_kills = OomKills.read()
 
     @classmethod
@@ -113,8 +116,9 @@ class LocalHost:
 
     @property
     def problem(self) -> str:
-        """See `EngineHost`: this machine always answers."""
-        return ""
+        """See `EngineHost`."""
+        stopped_s = self._watch.stopped_s
+        return f"process {self.process.pid} has been stopped for {stopped_s:.0f} s" if stopped_s >= STOPPED_S else ""
 
     def send(self, message: bytes) -> None:
         """See `EngineHost`."""
@@ -130,6 +134,7 @@ class LocalHost:
         """See `EngineHost`. Also reads the kernel's counters, so that others' deaths are not taken for this one's."""
         if self.is_running:
             self._oom_kills = OomKills.read()
+            self._watch.look()
         return self._record.beat
 
     def in_pass(self) -> Mapping[str, int]:

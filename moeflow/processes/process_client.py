@@ -252,12 +252,14 @@ class ProcessEngine:
         while True:
             await asyncio.sleep(WATCH_S)
             now_s = time.monotonic()
-            self._stall.tick(min(now_s - last_s, MAX_TICK_S), self._host.look(), has_work=self._sinks.is_waiting)
-            last_s = now_s
-            self._note_problem(self._host.problem or self._stall.problem)
+            elapsed_s, last_s = min(now_s - last_s, MAX_TICK_S), now_s
+            beat, problem = self._host.look(), self._host.problem
+            self._stall.tick(elapsed_s, beat, has_work=self._sinks.is_waiting, is_lost=bool(problem))
+            self._note_problem(problem or self._stall.problem)
             self._note_change()
             if self._stall.is_overdue and self._host.is_running:
-                self._overdue = Death(f"ended because it did not answer: {self._stall.problem}")
+                reason = f"ended because it did not answer: {self._problem}"
+                self._overdue = Death(reason, is_from_outside=bool(problem))
                 self._host.kill()
                 return
 

@@ -15,6 +15,7 @@ from moeflow.kernels.weight_format import BITS_PER_VALUE
 
 TIMEOUT_S = 300.0  # after which an engine that is stuck is ended, unless the user sets another
 SILENCE_S = 10.0  # heartbeats come every second; ten are not missed because a machine is busy
+LOST_S = 10.0  # after which a process on a silent machine, or a stopped one, is ended
 STALLED_SHARE = 0.2  # of the time after which a pass is ended: then it is called stalled
 SLOWER_THAN_SEEN = 10.0  # a pass may take so many times as long as the longest so far
 _SLOW_FLOPS = 1e10  # of one thread, where a fast one reaches several times that
@@ -37,6 +38,7 @@ class StallWatch:
     silence_s: float = 0.0  # since the last heartbeat
     pass_s: float = 0.0  # since the last message, while there is work
     longest_pass_s: float = 0.0
+    lost_s: float = 0.0  # since its machine was silent, or the process stopped
     _beat: int = 0
     _was_stopped: bool = False  # during the pass under way
 
@@ -47,11 +49,12 @@ class StallWatch:
         self.pass_s = 0.0
         self._was_stopped = False
 
-    def tick(self, elapsed_s: float, beat: int, *, has_work: bool) -> None:
-        """So much time has passed; `beat` is the newest heartbeat, 0 before the first."""
+    def tick(self, elapsed_s: float, beat: int, *, has_work: bool, is_lost: bool = False) -> None:
+        """Count this time. `beat` is the newest heartbeat, 0 before the first. `is_lost`: its host has a problem."""
+        self.lost_s = self.lost_s + elapsed_s if is_lost else 0.0
         self.silence_s = self.silence_s + elapsed_s if beat == self._beat and beat else 0.0
         self._beat = beat
-        self._was_stopped |= self.silence_s >= SILENCE_S
+        self._was_stopped |= is_lost or self.silence_s >= SILENCE_S
         self.pass_s = self.pass_s + elapsed_s if has_work else 0.0
 
     @property
@@ -71,4 +74,5 @@ class StallWatch:
     @property
     def is_overdue(self) -> bool:
         """Whether the process is to be ended."""
-        return bool(self.timeout_s) and (self.silence_s >= self.timeout_s or self.pass_s >= self.pass_limit_s)
+        is_late = self.silence_s >= self.timeout_s or self.pass_s >= self.pass_limit_s
+        return bool(self.timeout_s) and (is_late or self.lost_s >= min(LOST_S, self.timeout_s))

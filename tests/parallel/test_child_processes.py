@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 
-import pytest
-
 from moeflow.parallel import child_processes
 from moeflow.parallel.child_processes import end_all
 
@@ -18,9 +16,7 @@ def start(*command: str) -> subprocess.Popen[bytes]:
 def test_who_leaves_is_waited_for_and_who_hangs_is_killed():
     leaving, hanging = start("cat"), start("sleep", "60")
     leaving.stdin.write(b"what nobody reads")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(child_processes, "EXIT_GRACE_S", 0.5)
-        end_all([hanging, leaving])
+    end_all([hanging, leaving], grace_s=0.5)
     assert (leaving.returncode, hanging.returncode) == (0, -signal.SIGKILL)
     assert leaving.stdin.closed
     assert leaving.stdout.closed

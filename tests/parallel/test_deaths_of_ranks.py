@@ -12,7 +12,7 @@ import pytest
 
 from moeflow.core.errors import GroupError
 from moeflow.kernels.cpu import extension
-from moeflow.parallel.shared_memory_group import SharedMemoryGroup, make_descriptor
+from moeflow.parallel.shared_memory_group import STOPPED_S, SharedMemoryGroup, make_descriptor
 from tests.parallel.ranks import Ranks, all_ended, ranks, together
 
 __all__ = ["ranks"]  # a fixture
@@ -56,11 +56,11 @@ def test_a_rank_that_comes_and_goes_while_others_look_is_not_missed(monkeypatch)
     first, second = (SharedMemoryGroup(descriptor, rank, [os.getpid()] * 2, LONG_S) for rank in range(2))
     os.close(descriptor)
 
-    def come_and_go() -> bool:
+    def come_and_go() -> None:
         second._exchange.start("barrier 'last'", [], True)
-        return True
+        first._peers[1].has_ended = True
 
-    monkeypatch.setattr(first._peers[1], "has_ended", come_and_go)
+    monkeypatch.setattr(first._peers[1], "look", come_and_go)
     first.barrier("last")
 
 
@@ -81,6 +81,18 @@ def test_a_stopped_rank_is_late(ranks):
         os.kill(second.process_id, signal.SIGCONT)
     second.send("barrier", "morning")
     assert "the group ended before barrier 'morning' did: rank" in str(second.result())
+
+
+def test_a_rank_that_stays_stopped_counts_as_lost(ranks):
+    first, second = ranks.join(2, timeout_s=LONG_S)
+    first.send("timed_barrier", "morning")
+    os.kill(second.process_id, signal.SIGSTOP)
+    try:
+        seconds, error = first.result()
+    finally:
+        os.kill(second.process_id, signal.SIGCONT)
+    assert f"rank 1 did not reach barrier 'morning' (process {second.process_id} has been stopped for" in str(error)
+    assert STOPPED_S <= seconds < LONG_S
 
 
 def test_all_that_are_late_are_named(ranks):

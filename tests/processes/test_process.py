@@ -307,9 +307,7 @@ def test_a_dead_process_tells_which_pass_it_was_in(config):
     run(body)
 
 
-def test_a_stopped_process_is_noticed_and_may_go_on(config, monkeypatch):
-    monkeypatch.setattr(stall, "SILENCE_S", 3.0)
-
+def test_a_stopped_process_is_noticed_and_may_go_on(config):
     async def body():
         engine = await ProcessEngine.start(config)
         stream = engine.stream(submission("r"))
@@ -327,15 +325,19 @@ def test_a_stopped_process_is_noticed_and_may_go_on(config, monkeypatch):
     run(body)
 
 
-def test_a_process_that_stays_stopped_is_ended(config):
+def test_a_process_that_stays_stopped_is_ended(config, monkeypatch):
+    monkeypatch.setattr(stall, "LOST_S", 1.0)
+
     async def body():
-        engine = await ProcessEngine.start(config, timeout_s=3.0)
+        engine = await ProcessEngine.start(config)
         pending = asyncio.create_task(collect(engine, "r", LONG))
         await until(lambda: engine.stats().num_running == 1)
         os.kill(engine._host.process.pid, signal.SIGSTOP)
-        with pytest.raises(EngineError, match="ended because it did not answer"):
+        with pytest.raises(
+            EngineError, match=r"ended because it did not answer: process \d+ has been stopped for \d+ s"
+        ):
             await pending
-        assert not engine.death.is_from_outside
+        assert engine.death.is_from_outside
         assert engine.death.in_pass.keys() <= {"r"}
         await engine.shutdown(deadline_s=1)
 
@@ -403,9 +405,8 @@ async def reading_in_both(engine: Supervisor, asked: list[Submission]) -> asynci
     return await reading_in_both(engine, asked)
 
 
-def test_streams_of_a_replica_that_is_killed_or_stopped_go_on_in_the_other(config, monkeypatch):
+def test_streams_of_a_replica_that_is_killed_or_stopped_go_on_in_the_other(config):
     """A restarted or continued replica gets work again."""
-    monkeypatch.setattr(stall, "SILENCE_S", 2.0)
     sampling = SamplingParams(max_tokens=800, ignore_eos=True)
     asked = [Submission(f"r{number}", [5, number], sampling, seed=number) for number in range(12)]
     calm = in_this_process(config, asked)

@@ -7,7 +7,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from moeflow.processes.stall import SILENCE_S, SLOWER_THAN_SEEN, STALLED_SHARE, StallWatch, foreseen_pass_s
+from moeflow.processes.stall import LOST_S, SILENCE_S, SLOWER_THAN_SEEN, STALLED_SHARE, StallWatch, foreseen_pass_s
 from tests.shapes import ENGINE, INFO
 
 
@@ -41,6 +41,17 @@ def test_a_process_that_stops_is_stalled_until_it_goes_on(has_work):
     assert not process.watch.problem
     process.is_silent(300, has_work=has_work)
     assert process.watch.is_overdue
+
+
+def test_a_process_without_a_host_is_ended_sooner():
+    for timeout_s, want in ((300.0, LOST_S), (3.0, 3.0), (0.0, None)):
+        watch = StallWatch(timeout_s)
+        ended_s = None
+        for second in range(1, 400):
+            watch.tick(1.0, 1, has_work=False, is_lost=True)
+            if watch.is_overdue and ended_s is None:
+                ended_s = second
+        assert ended_s == want
 
 
 def test_a_process_that_has_not_begun_to_beat_is_not_silent():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -20,6 +21,8 @@ from moeflow.parallel.shared_memory_group import SharedMemoryGroup, make_descrip
 from moeflow.parallel.stages import subgroups
 
 LENGTH_BYTES: Final = 8  # before each message in a pipe
+_LOOK_S: Final = 0.5  # interval of looks at ranks that load
+_LOST_GRACE_S: Final = 0.5  # for ranks to leave by themselves after one is lost
 
 
 class RankStart(msgspec.Struct, frozen=True):
@@ -31,6 +34,8 @@ class RankStart(msgspec.Struct, frozen=True):
 
 class RankProcesses(Ranks):
     """Child processes of this one, which exchange tensors through shared memory."""
+
+    group: SharedMemoryGroup
 
     def __init__(self, config: EngineConfig, parallel: ParallelConfig) -> None:
         """Start the processes, which begin to load. Raises: ConfigError if they cannot share memory here; OSError."""
@@ -57,12 +62,14 @@ class RankProcesses(Ranks):
         """See `Ranks`."""
         for rank, process in enumerate(self._processes, 1):
             assert process.stdout is not None
+            while not select.select([process.stdout], [], [], _LOOK_S)[0]:
+                self.check()
             if not process.stdout.read(1):
                 raise GroupError(f"rank {rank} of the engine could not load the model ({_ending(process)})")
 
     def close(self) -> None:
         """See `Ranks`."""
-        end_all(self._processes)
+        end_all(self._processes, _LOST_GRACE_S if self._has_lost else EXIT_GRACE_S)
         self.group.close()
 
     def _tell_all(self, message: bytes) -> None:
@@ -82,11 +89,13 @@ class RankProcesses(Ranks):
         for rank, process in enumerate(self._processes, 1):
             if process.poll() is not None:
                 raise GroupError(f"rank {rank} of the engine is gone ({_ending(process)})")
+        self.group.check_running()
 
     def _note_ending(self, error: GroupError) -> None:
         """Note the signal that has ended a rank, if one has: others end by themselves when the group does."""
         codes = [process.poll() or 0 for process in self._processes]
         error.signal_number = -min(*codes, 0)
+        error.is_from_outside = self.group.has_stopped()
 
     def _kill(self) -> None:
         for process in self._processes:

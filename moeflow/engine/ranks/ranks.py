@@ -23,6 +23,7 @@ class Ranks(ABC):
     """Ranks 1, 2, ... of an engine; this process is rank 0."""
 
     group: Group  # of all ranks
+    _has_lost = False  # one of them
 
     @property
     def hosts(self) -> Sequence[str]:
@@ -59,6 +60,7 @@ class Ranks(ABC):
         try:
             yield
         except GroupError as error:
+            self._has_lost = True
             self._note_ending(error)
             raise
 

@@ -273,7 +273,7 @@ class FarHost:
         self._arrived: asyncio.Queue[bytes] = asyncio.Queue()
         self._has_ended = asyncio.Event()
         self._death: Death | None = None
-        self._beat = 0
+        self._beat, self._problem = 0, ""
         self.num_sent = 0
         self._num_received = 0
 
@@ -291,7 +291,9 @@ class FarHost:
     def problem(self) -> str:
         """See `EngineHost`."""
         silence_s = self._place.silence.duration_s
-        return f"{self._place.name} has been silent for {silence_s:.1f} s" if silence_s > SILENT_S else ""
+        if silence_s > SILENT_S:
+            return f"{self._place.name} has been silent for {silence_s:.1f} s"
+        return f"{self.name}: {self._problem}" if self._problem else ""
 
     def send(self, message: bytes) -> None:
         """See `EngineHost`."""
@@ -336,7 +338,7 @@ class FarHost:
         if isinstance(message, Offer) or message.life != self.life or not self.is_running:
             return
         if isinstance(message, Beat) and message.number == self._num_received:
-            self._beat = message.engine_beat
+            self._beat, self._problem = message.engine_beat, message.problem
         elif isinstance(message, Ended):
             death = Death(message.reason, is_from_outside=message.is_from_outside, in_pass=message.in_pass)
             self.end(death if message.reason else None)

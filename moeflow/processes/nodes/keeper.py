@@ -133,7 +133,7 @@ class Keeper:
             if engine is None:
                 self._say(msgspec.structs.replace(offer, last_life=self._last_life))
             else:
-                self._say(Beat(engine.life, engine.beat, engine.num_sent))
+                self._say(Beat(engine.life, engine.beat, engine.num_sent, engine.problem))
                 if self._silence.duration_s > GONE_S:
                     self._on_news(f"the server has been silent for {GONE_S:g} s: its engine ends")
                     await self._end_engine()
@@ -221,6 +221,11 @@ class _KeptEngine:
     def beat(self) -> int:
         """See `EngineHost.look`."""
         return 0 if self._host is None else self._host.look()
+
+    @property
+    def problem(self) -> str:
+        """See `EngineHost.problem`."""
+        return "" if self._host is None else self._host.problem
 
     def take(self, message: bytes) -> None:
         """Take a message to the engine."""

@@ -33,6 +33,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
     life: int
     engine_beat: int
     number: int  # of relayed messages that the keeper has sent in this life
+    problem: str = ""  # see `EngineHost.problem`
 
 
 class Relayed(msgspec.Struct, frozen=True, tag="relayed"):

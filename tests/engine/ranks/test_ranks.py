@@ -108,6 +108,12 @@ def step_often(engine):
         engine.step()
 
 
+def step_for_long(engine):
+    for _ in range(1000):
+        engine.step()
+        time.sleep(0.01)
+
+
 async def until(condition):
     async with asyncio.timeout(60):
         while not condition():
@@ -140,6 +146,10 @@ def test_an_engine_without_work_notices_that_a_rank_is_gone(model):
     try:
         assert engine.step() == []
         (rank,) = children()
+        os.kill(rank.pid, signal.SIGSTOP)
+        with pytest.raises(GroupError, match=rf"rank 1 .*process {rank.pid} has been stopped") as caught:
+            step_for_long(engine)
+        assert caught.value.is_from_outside
         os.kill(rank.pid, signal.SIGKILL)
         os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)  # all its threads have ended; its exit code stays
         with pytest.raises(GroupError, match=f"rank 1 .*{rank.pid} ended with -9") as caught:
