@@ -29,8 +29,8 @@ from moeflow.parallel.tcp.handshake_errors import Failure, connecting_error
 from moeflow.parallel.tcp.link import PIECE_BYTES, Kind, Link, Message
 
 HANDSHAKE_S: Final = 5.0
-HEARTBEAT_S: Final = 2.0
-SILENCE_S: Final = 7.0  # after a heartbeat
+HEARTBEAT_S: Final = 1.0
+SILENCE_S: Final = 3.0  # after a heartbeat
 _FAREWELL_S: Final = 0.3  # for other ends to hang up, when the endpoint closes
 _BACKLOG: Final = 1024
 _MAX_FRAME_BYTES: Final = PIECE_BYTES + 4096
