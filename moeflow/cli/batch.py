@@ -37,15 +37,17 @@ Examples:
   moeflow batch requests.jsonl -o answers.jsonl
   moeflow batch requests.jsonl ~/models/olmoe -o answers.jsonl \\
       --max-num-seqs 64 --json
+  moeflow batch requests.jsonl ~/models/olmoe -o answers.jsonl \\
+      --replicas 4 --threads 8 --ray-address auto
 \b
 Each line of the input is one request, in OpenAI's batch format:
   {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
    "body": {"messages": [{"role": "user", "content": "Hello!"}],
             "max_tokens": 64}}
 
-Answers are written as they are ready, in no particular order: custom_id says which is whose. A request that the
-model cannot answer becomes a line of the error file. Stopped by Ctrl-C, a kill or a loss of power, the same command
-goes on where it was: no request is lost, none is answered twice. To try failed ones again, delete the error file."""
+Answers are written as they are ready, each with its custom_id. At the end, they are in the order of the input.
+A request that the model cannot answer becomes a line of the error file. Stopped by Ctrl-C, a kill or a loss of power,
+the same command continues: no request is lost, none is answered twice. To retry failed ones, delete the error file."""
 
 EXIT_INTERRUPTED = 130
 
@@ -95,6 +97,8 @@ def batch(
     with lazy.ResultJournal(output, errors, result_ids, name) as journal:
         job = Job(source, output, errors, name, len(result_ids), len(journal.done))
         is_complete = job.run(plan, journal) if job.num_before < job.total else True
+        if is_complete:
+            journal.put_in_order()
         totals = journal.totals
     if as_json:
         click.echo(json.dumps(job.summary(totals), indent=2, ensure_ascii=False))
@@ -210,6 +214,8 @@ class View:
         self.state = state
         left = self._left(state, now_s - self.started_s)
         speed = f"{state.tokens_per_s:.0f} tokens/s"
+        if state.num_replicas > 1:
+            speed += f", {state.num_ready}/{state.num_replicas} replicas"
         failed = f", {state.num_failed} failed" if state.num_failed else ""
         self._progress.update(
             self._task,

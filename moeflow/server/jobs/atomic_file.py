@@ -1,4 +1,4 @@
-"""Small JSON files that are old or new, never half written, whatever happens to process or power; and ids for them.
+"""Files that are old or new, never half written, whatever happens to process or power; and ids for them.
 
 What a disk has damaged all the same is set aside under another name, so that it concerns nothing but itself.
 """
@@ -9,9 +9,10 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -24,15 +25,22 @@ logger = logging.getLogger(__name__)
 
 
 def write_json(path: Path, value: BaseModel) -> None:
-    """Replace a file's contents. If it fails, the old ones are there.
+    """Replace a file's contents; see `replacing`. Raises: OSError."""
+    with replacing(path) as file:
+        file.write(value.model_dump_json().encode())
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Yield a new file, which replaces another at the end. If that fails, the old contents are there.
 
     Blocks: on the disk.
     Raises: OSError.
     """
-    new = path.with_suffix(".new")
+    new = path.with_name(f"{path.name}.new")
     try:
         with new.open("wb") as file:
-            file.write(value.model_dump_json().encode())
+            yield file
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)

@@ -1,4 +1,4 @@
-"""The results of a batch job: two files that only grow, a line a result, and that show how far it is.
+"""The results of a batch job: two files that only grow until its end, a line a result, and that show how far it is.
 
 One holds answers, the other errors; a request is done once it stands in either. A result's id is made of its
 request's line, so that files that belong to another input are noticed. After a kill, a last line that was
@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from moeflow.core.errors import ConfigError
+from moeflow.server.jobs.result_order import sort_results
 
 _BEGINNING = b'{"id":"batch_req_'  # of every line of ours
 EXPIRED = "batch_expired"  # OpenAI's code of a request whose time was up
@@ -95,7 +96,7 @@ class ResultJournal:
         self.totals = Totals()
         self.result_ids = result_ids
         self._model = model
-        self._errors_path = errors
+        self._output_path, self._errors_path = output, errors
         self._output = _open_alone(output)
         self._errors: FileIO | None = None
         self._problems: list[tuple[Path, str]] = []
@@ -138,6 +139,17 @@ class ResultJournal:
             for file in (self._output, self._errors):
                 if file is not None:
                     os.fsync(file.fileno())
+
+    def put_in_order(self) -> None:
+        """Sort results by their requests' lines. Nothing can be written afterwards.
+
+        Blocks: on the disk.
+        Raises: OSError.
+        """
+        positions = {custom_id: number for number, custom_id in enumerate(self.result_ids)}
+        for path in (self._output_path, self._errors_path):
+            if path.exists():
+                sort_results(path, positions)
 
     def close(self) -> None:
         """Close the files."""

@@ -182,6 +182,8 @@ class BatchWorker:
                 await self._write_expired(batch, journal)
             journal.sync()
             count(batch, journal.totals)
+            if not found.problems:
+                await asyncio.to_thread(journal.put_in_order)
         if batch.status == "cancelling":
             self._batches.change(batch, outcome="cancelled")
         elif is_done and not journal.totals.expired:

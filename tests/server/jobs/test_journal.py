@@ -69,6 +69,34 @@ def test_cut_anywhere_it_goes_on_with_what_is_whole(tmp_path_factory, order, kil
             write(journal, name)
     assert sorted(line["custom_id"] for file in folder.iterdir() for line in read_lines(file)) == sorted(IDS)
     assert len(journal.done) == journal.totals.completed + journal.totals.failed == len(IDS)
+    with open_journal(folder) as journal:
+        journal.put_in_order()
+    assert [line["custom_id"] for name in ("out", "err") for line in read_lines(folder / f"{name}.jsonl")] == [
+        *"acebdf"
+    ]
+
+
+def test_put_in_order_a_link_stays_one_and_a_full_disk_changes_nothing(tmp_path):
+    target = tmp_path / "elsewhere.jsonl"
+    target.touch(mode=0o640)
+    (tmp_path / "out.jsonl").symlink_to(target)
+    with open_journal(tmp_path) as journal:
+        for name in "eca":
+            write(journal, name)
+        before = target.read_bytes()
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) - 1, limits[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                journal.put_in_order()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert target.read_bytes() == before
+        journal.put_in_order()
+    assert [line["custom_id"] for line in read_lines(target)] == [*"ace"]
+    assert (tmp_path / "out.jsonl").is_symlink()
+    assert target.stat().st_mode & 0o777 == 0o640
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["elsewhere.jsonl", "out.jsonl"]
 
 
 def test_zeros_that_a_loss_of_power_leaves_are_cut_off(tmp_path):

@@ -29,7 +29,7 @@ NEXT = {  # OpenAI's life cycle; a waiting job is cancelled at once, and a damag
     "finalizing": {"completed"},
     "cancelling": {"cancelled"},
 }
-SHORT = (1, 3, 5, 7)  # tokens of answers that are there before the engine pauses
+SHORT = (5, 1, 7, 3)  # tokens of answers that are there before the engine pauses, in another order
 LINES = [
     *(chat_line(f"short{n}", max_tokens=n) for n in SHORT),
     chat_line("bad", top_p=9),
@@ -162,6 +162,9 @@ def check_end(folder: Path, kept: list[tuple[str, bytes]]) -> BatchObject:
     by_file = {
         name: file.read_bytes().splitlines() for name in ("output", "errors") for file in folder.glob(f"files/*-{name}")
     }
+    for results in by_file.values():
+        names = [json.loads(line)["custom_id"] for line in results]
+        assert names == [name for name in IDS if name in names]  # the input's order
     assert (batch.output_file_id is not None, batch.error_file_id is not None) == (
         "output" in by_file,
         "errors" in by_file,
