@@ -109,6 +109,10 @@ COVERED = (
         r"moeflow join .*",
         "tests/cli/test_join.py::test_the_head_says_where_the_model_lies_and_the_token_is_in_the_cache_folder",
     ),
+    (
+        r"moeflow batch .* --ray-address auto",
+        "tests/engine/ranks/test_ray_ranks.py::test_replicas_run_on_nodes_and_go_on_in_each_other",
+    ),
     (r"moeflow scale .*", "tests/cli/test_scale.py::test_it_waits_until_all_are_ready"),
     (r"moeflow lend .*", "tests/cli/test_lend.py::test_all_of_it_may_be_said"),
     (r"python scripts/options_page.py", "tests/test_generated_pages.py::test_the_command_line_is_current"),

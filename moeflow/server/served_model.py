@@ -104,6 +104,15 @@ class ServedModel:
         """What a loaded model is."""
         return self.loaded.client.model
 
+    @property
+    def num_places(self) -> int:
+        """The number of requests that the ready engines compute at once. Without a ready engine: that of one."""
+        if self.generator is None:
+            return 1
+        replicas = self.generator.client.replicas()
+        num_ready = sum(replica.state is EngineState.READY for replica in replicas)
+        return self.info.max_num_seqs // len(replicas) * max(num_ready, 1)
+
     async def file_facts(self) -> FileFacts | None:
         """Return what the headers of its files say, read once, in a thread; None if they cannot be read."""
         if self._file_facts is None:

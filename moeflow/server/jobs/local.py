@@ -11,6 +11,7 @@ from typing import Any
 
 from moeflow.core.errors import ConfigError
 from moeflow.core.plan import Plan
+from moeflow.engine.client import EngineState
 from moeflow.engine.generator import Generator
 from moeflow.processes.supervisor import Supervisor
 from moeflow.server.config import ServerConfig
@@ -32,6 +33,8 @@ class JobState:
     total: int
     generated_tokens: int  # since the start
     tokens_per_s: float  # over the last few seconds
+    num_ready: int  # replicas
+    num_replicas: int
 
 
 def check_input(source: Path) -> dict[str, str]:
@@ -101,7 +104,13 @@ async def _watch(engine: Supervisor, journal: ResultJournal, total: int, on_stat
 
 
 def _state(engine: Supervisor, journal: ResultJournal, total: int) -> JobState:
-    stats = engine.stats()
+    stats, replicas = engine.stats(), engine.replicas()
     return JobState(
-        len(journal.done), journal.totals.failed, total, stats.generated_tokens_total, stats.tokens_per_second
+        num_done=len(journal.done),
+        num_failed=journal.totals.failed,
+        total=total,
+        generated_tokens=stats.generated_tokens_total,
+        tokens_per_s=stats.tokens_per_second,
+        num_ready=sum(replica.state is EngineState.READY for replica in replicas),
+        num_replicas=len(replicas),
     )

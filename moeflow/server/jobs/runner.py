@@ -7,6 +7,7 @@ HTTP and no state of a job.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -28,11 +29,13 @@ from moeflow.server.errors import ApiError, as_api_error, from_pydantic
 from moeflow.server.jobs.journal import ResultJournal
 from moeflow.server.jobs.lines import BatchLine, parse_line, read_lines
 from moeflow.server.model_pool import ModelLoadError
+from moeflow.server.served_model import ServedModel
 from moeflow.server.service import Service
 
 logger = logging.getLogger(__name__)
 
-WINDOW = 4  # requests in the engine, in multiples of its concurrent ones: enough to choose micro-batches from
+WINDOW = 4  # requests in the engines, in multiples of their concurrent ones: enough to choose micro-batches from
+LOOK_S = 0.25  # how soon engines that join get requests
 ATTEMPTS = 2  # at a request that fails through no fault of its own
 SYNC_S = 1.0  # how much work a loss of power may undo
 
@@ -89,7 +92,7 @@ async def _sync(journal: ResultJournal, on_sync: Callable[[], None]) -> None:
 
 
 async def _run(service: Service, source: Path, journal: ResultJournal, max_line_bytes: int, model: str | None) -> None:
-    window = asyncio.Semaphore(WINDOW * await _num_computed_together(service, model))
+    window = _Window(await _require(service, model))
     try:
         with source.open("rb") as file:
             async with asyncio.TaskGroup() as group:
@@ -98,7 +101,7 @@ async def _run(service: Service, source: Path, journal: ResultJournal, max_line_
                     if line.custom_id in journal.done:
                         await asyncio.sleep(0)  # thousands of these must not hold others up
                         continue
-                    await window.acquire()
+                    await window.enter()
                     group.create_task(_answer_in_window(service, line, model, journal, window))
     except BaseExceptionGroup as errors:  # an error raised in `except*` comes in a group, before Python 3.11.4
         expected = errors.subgroup((MoeflowError, OSError))
@@ -107,13 +110,36 @@ async def _run(service: Service, source: Path, journal: ResultJournal, max_line_
         raise _first(expected) from None
 
 
+class _Window:
+    """Limits the open requests of a job. The limit follows the number of ready engines."""
+
+    def __init__(self, served: ServedModel) -> None:
+        self._served = served
+        self._num_open = 0
+        self._has_news = asyncio.Event()
+
+    async def enter(self) -> None:
+        """Wait until another request may begin, and count it."""
+        while self._num_open >= WINDOW * self._served.num_places:
+            self._has_news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._has_news.wait()
+        self._num_open += 1
+
+    def leave(self) -> None:
+        """A request has ended."""
+        self._num_open -= 1
+        self._has_news.set()
+
+
 async def _answer_in_window(
-    service: Service, line: BatchLine, model: str | None, journal: ResultJournal, window: asyncio.Semaphore
+    service: Service, line: BatchLine, model: str | None, journal: ResultJournal, window: _Window
 ) -> None:
     try:
         await _answer(service, line, model, journal)
     finally:
-        window.release()
+        window.leave()
 
 
 async def _answer(service: Service, line: BatchLine, model: str | None, journal: ResultJournal) -> None:
@@ -157,10 +183,10 @@ def _request_id(line: BatchLine, journal: ResultJournal) -> str:
     return f"req-{journal.result_ids[line.custom_id].removeprefix('batch_req_')}"
 
 
-async def _num_computed_together(service: Service, model: str | None) -> int:
-    """Return the engine's number of concurrent requests. Raises: EngineError if there is none."""
+async def _require(service: Service, model: str | None) -> ServedModel:
+    """Return the job's model. Raises: EngineError if no engine computes it."""
     try:
-        return (await service.require_model(model, is_batch=True)).info.max_num_seqs
+        return await service.require_model(model, is_batch=True)
     except ApiError as error:
         _check_there(error)
         raise EngineError(error.detail) from None

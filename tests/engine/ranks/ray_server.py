@@ -15,11 +15,18 @@ from moeflow.core.engine_messages import Submission
 from moeflow.core.errors import MoeflowError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.client import EngineState
+from moeflow.engine.generator import Generator
 from moeflow.planner.choices.join_choice import choose_node_replicas
 from moeflow.planner.resolve import resolve
 from moeflow.processes.cluster import ray_launcher
 from moeflow.processes.supervisor import Supervisor
+from moeflow.server.config import ServerConfig
+from moeflow.server.jobs.journal import ResultJournal
+from moeflow.server.jobs.lines import scan
+from moeflow.server.jobs.runner import run_job
+from moeflow.server.service import Service
 from moeflow.settings.settings import Settings
+from moeflow.text.tokenizer import Tokenizer
 
 NUM_TOKENS = 300
 
@@ -54,6 +61,22 @@ async def ask(supervisor: Supervisor, prompts) -> None:
     say(tokens=tokens, restarts=stats.engine_restarts_total, hosts=hosts, ready=ready)
 
 
+async def run_batch(supervisor: Supervisor, source: Path) -> None:
+    """Run a batch job, and report once some of it is done."""
+    service = Service(ServerConfig())
+    service.attach(Generator(supervisor, Tokenizer.load(supervisor.model.path)))
+    files = source.with_suffix(".out"), source.with_suffix(".err")
+    result_ids = scan(source, max_line_bytes=1 << 20).result_ids
+    with ResultJournal(*files, result_ids, supervisor.model.name) as journal:
+        running = asyncio.create_task(run_job(service, source, journal, 1 << 20))
+        while len(journal.done) < len(result_ids) / 4:
+            await asyncio.sleep(0.01)
+        say(begun=True)
+        await running
+        journal.put_in_order()
+        say(completed=journal.totals.completed)
+
+
 async def serve() -> None:
     supervisor: Supervisor | None = None
     while line := await asyncio.to_thread(sys.stdin.readline):
@@ -71,6 +94,9 @@ async def serve() -> None:
             case {"ask": prompts}:
                 assert supervisor is not None
                 await ask(supervisor, prompts)
+            case {"batch": source}:
+                assert supervisor is not None
+                await run_batch(supervisor, Path(source))
             case {"scale": number}:
                 assert supervisor is not None
                 supervisor.scale(number)

@@ -19,6 +19,7 @@ from moeflow.planner.resolve import resolve
 from moeflow.settings.settings import Settings
 from studies.harness.ray_nodes import PATIENCE_S, PORT, Node, networked, start_all
 from tests.engine.ranks.ray_server import asked
+from tests.server.jobs.requests import completion_line, read_lines, write_lines
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = [
@@ -29,6 +30,7 @@ pytestmark = [
     ),
 ]
 PROMPTS = [[5, 9, 200, 31, 7], list(range(2, 150))]
+NUM_LINES = 24
 RANK = "moeflow.processes.cluster.ray_rank"
 ENGINE = "moeflow.processes.main"
 
@@ -123,6 +125,15 @@ class Server:
         self.hosts, self.ready = found["hosts"], found["ready"]
         return found["tokens"], found["restarts"]
 
+    def run_batch(self, source: Path, disturb=lambda: None) -> list[tuple[str, str]]:
+        """Return ids and texts of a job's results; disturb it once some of it is done."""
+        self.tell(batch=str(source))
+        assert self.hear() == {"begun": True}
+        disturb()
+        assert self.hear() == {"completed": NUM_LINES}
+        lines = read_lines(source.with_suffix(".out"))
+        return [(line["custom_id"], line["response"]["body"]["choices"][0]["text"]) for line in lines]
+
 
 @pytest.fixture(scope="module")
 def server(nodes, tmp_path_factory) -> Iterator[Server]:
@@ -175,11 +186,24 @@ def test_what_the_cluster_or_its_nodes_lack_is_said_at_the_start(server, nodes, 
         node.expect(RANK, 0)
 
 
-def test_replicas_run_on_nodes_and_go_on_in_each_other(server, nodes, model):
+def test_replicas_run_on_nodes_and_go_on_in_each_other(server, nodes, model, tmp_path):
     alone = {"num_ranks": None, "listen_ranks": None}
     assert server.start(model, num_replicas=1, **alone) == ""
     want = answers(model)
     assert server.ask() == (want, 0)
+    one, two = (
+        write_lines(
+            tmp_path / name,
+            *(
+                completion_line(str(n), f"Story {n}", max_tokens=20 + 7 * n % 40, temperature=0)
+                for n in range(NUM_LINES)
+            ),
+        )
+        for name in ("one", "two")
+    )
+    texts = server.run_batch(one)
+    assert [custom_id for custom_id, _ in texts] == [str(n) for n in range(NUM_LINES)]
+
     server.tell(scale=2)
     assert server.hear() == {"error": ""}
     while server.ready < 2:
@@ -187,7 +211,10 @@ def test_replicas_run_on_nodes_and_go_on_in_each_other(server, nodes, model):
     homes = [node for node in nodes if node.pids(ENGINE)]
     assert len(homes) == 2
 
-    assert server.ask(lambda: homes[0].kill(ENGINE)) == (want, 1)
+    assert server.run_batch(two, lambda: homes[0].kill(ENGINE)) == texts
+    assert server.ask() == (want, 1)
+    while server.ready < 2:
+        assert server.ask() == (want, 1)
     assert server.ask(lambda: homes[1].kill(RANK))[0] == want  # its keeper, and so its engine
     server.tell(scale=1)
     assert server.hear() == {"error": ""}

@@ -7,7 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from moeflow.core.engine_messages import EngineStats
 from moeflow.core.errors import EngineError
+from moeflow.engine.client import EngineState, ReplicaStatus
 from moeflow.engine.generator import Generator
 from moeflow.server.config import ServerConfig
 from moeflow.server.jobs.journal import ResultJournal
@@ -108,6 +110,27 @@ async def test_only_a_window_of_the_input_is_in_the_engine(service, engine, tmp_
     assert service.models.num_unfinished == 0  # the job stands in no queue
     engine.pause_after = None
     assert (await job).totals.completed == 100
+
+
+async def test_the_window_follows_the_replicas_that_are_ready(service, engine, tmp_path):
+    engine.model = msgspec.structs.replace(engine.model, max_num_seqs=6)
+    ready, starting = (ReplicaStatus(state, EngineStats()) for state in (EngineState.READY, EngineState.RESTARTING))
+    engine.replica_statuses = [ready, starting, starting]
+    engine.pause_after = 1
+    job = asyncio.create_task(run(service, tmp_path, *(chat_line(str(i)) for i in range(40))))
+
+    async def open_requests(number: int) -> None:
+        while len(engine.live) < number:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert len(engine.live) == number
+
+    await open_requests(WINDOW * 2)
+    engine.replica_statuses = [ready, starting, ready]  # no request has ended meanwhile
+    await open_requests(WINDOW * 4)
+    engine.replica_statuses = [starting] * 3
+    engine.pause_after = None
+    assert (await job).totals.completed == 40
 
 
 async def test_cancelled_it_leaves_nothing_running_and_goes_on_later(service, engine, tmp_path):
