@@ -34,8 +34,9 @@ Each rank has a part of the model, which may be larger than one machine's memory
 the bit. The machines need the same versions of moeflow and torch, the same checkpoint, and processors with the
 instruction set that the first one uses; with more than two, each must be able to connect to each.
 
-When the engine at the other end stops or restarts, this waits and joins again; Ctrl-C ends it. If it ends, the engine
-starts again and goes on with all requests once there is a rank in its place.
+When the engine at the other end stops or restarts, this waits and joins again. Ctrl-C or SIGTERM ends it with exit code
+0. The engine then starts again, and continues all requests once another rank is in its place. With --replica, other
+machines continue the requests; without another, they finish here first. A second signal ends it at once.
 
 Only machines with the token can join. All messages are encrypted and authenticated: a listener on the network learns
 only addresses, sizes and times."""
@@ -75,7 +76,10 @@ def join(
         cpu_isa=os.environ.get("MOEFLOW_CPU_ISA", ""),
         cache_dir=cache_dir,
     )
-    (lazy.keep_engines if replica else lazy.join)(settings, _say)
+    try:
+        (lazy.keep_engines if replica else lazy.join)(settings, _say)
+    except lazy.LeftError as left:
+        _say(str(left))
 
 
 def _say(news: str) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.checkpoint.identity import called
     from moeflow.checkpoint.open import open_checkpoint
     from moeflow.engine.lending import LendSettings, lend
-    from moeflow.engine.ranks.join import JoinSettings, join
+    from moeflow.engine.ranks.join import JoinSettings, LeftError, join
     from moeflow.engine.recorded_forecast import recorded_forecast
     from moeflow.kv.disk.folder_usage import clear_folder, folder_bytes, folder_usage
     from moeflow.llm import LLM

@@ -16,6 +16,7 @@ class EngineState(StrEnum):
     READY = "ready"
     RESTARTING = "restarting"  # it has died; another one starts, and continues all requests
     STALLED = "stalled"  # it does not answer, and may again
+    DRAINING = "draining"  # its machine is about to go: it gets no new requests
     GONE = "gone"  # for good
 
 

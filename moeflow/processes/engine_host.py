@@ -40,6 +40,10 @@ class EngineHost(Protocol):
     def problem(self) -> str:
         """Why its machine does not answer, or its process is stopped; empty: neither is known."""
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether its machine is about to go: the engine is to end once its requests are elsewhere."""
+
     def send(self, message: bytes) -> None:
         """Send a message. Never waits."""
 
@@ -64,6 +68,8 @@ class EngineHost(Protocol):
 
 class LocalHost:
     """A child process of this one."""
+
+    is_leaving = False  # it stays as long as this process
 
     def __init__(
         self,

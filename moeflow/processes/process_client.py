@@ -133,7 +133,9 @@ class ProcessEngine:
         """See `EngineClient.state`."""
         if not self.is_alive:
             return EngineState.GONE
-        return EngineState.STALLED if self._problem else EngineState.READY
+        if self._problem:
+            return EngineState.STALLED
+        return EngineState.DRAINING if self._host.is_leaving else EngineState.READY
 
     @property
     def back_in_s(self) -> float:
@@ -257,6 +259,8 @@ class ProcessEngine:
             self._stall.tick(elapsed_s, beat, has_work=self._sinks.is_waiting, is_lost=bool(problem))
             self._note_problem(problem or self._stall.problem)
             self._note_change()
+            if self._host.is_leaving and not self._ready.is_set():
+                self._host.kill()  # it may start on another machine
             if self._stall.is_overdue and self._host.is_running:
                 reason = f"ended because it did not answer: {self._problem}"
                 self._overdue = Death(reason, is_from_outside=bool(problem))

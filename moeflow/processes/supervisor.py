@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 _TARGET_S = 1.0  # how often the number of replicas is compared with the load
 _LOOK_S = 0.02  # how often a shutdown looks whether all requests have ended
-_BEST_FIRST = (EngineState.READY, EngineState.RESTARTING, EngineState.STALLED)
+_BEST_FIRST = (EngineState.READY, EngineState.RESTARTING, EngineState.DRAINING, EngineState.STALLED)
 
 
 class Supervisor:
@@ -86,6 +86,8 @@ class Supervisor:
             self._make_replica("the engine" if is_alone else f"replica {number}", start)
             for number, start in enumerate(starts)
         ]
+        self._draining: list[Replica] = []  # their machines leave, and others have their places
+        self._model: ModelInfo | None = None  # that each engine serves, once the first is loaded
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_failure = on_failure
         self._launcher = launcher
@@ -141,6 +143,7 @@ class Supervisor:
         try:
             loading = first.load(on_progress)
             await (loading if self._launcher is None else self._launcher.unless_refused(loading))
+            self._model = first.engine.model
             if self._places is not None:
                 for replica in others:
                     replica.load_later()
@@ -199,7 +202,7 @@ class Supervisor:
             stats = [replica.status.stats for replica in self._replicas]
             number = target.note(
                 num_requests=len(self._unfinished()),
-                num_places=self._replicas[0].engine.model.max_num_seqs,
+                num_places=self._engine_model.max_num_seqs,
                 kv_blocks=sum(each.kv_blocks_used / max(each.kv_blocks_total, 1) for each in stats),
                 number=len(self._replicas),
             )
@@ -215,12 +218,21 @@ class Supervisor:
     @property
     def model(self) -> ModelInfo:
         """The served model, with the total capacity of the engines."""
-        model, number = self._replicas[0].engine.model, len(self._replicas)
+        model, number = self._engine_model, len(self._replicas)
         return msgspec.structs.replace(
             model,
             max_num_seqs=number * model.max_num_seqs,
             kv_capacity_tokens=number * model.kv_capacity_tokens,
         )
+
+    @property
+    def _engine_model(self) -> ModelInfo:
+        assert self._model is not None, "the first engine is loaded first"
+        return self._model
+
+    @property
+    def _all(self) -> list[Replica]:
+        return [*self._replicas, *self._draining]
 
     @property
     def state(self) -> EngineState:
@@ -237,11 +249,11 @@ class Supervisor:
 
     def replicas(self) -> list[ReplicaStatus]:
         """See `EngineClient.replicas`."""
-        return [replica.status for replica in self._replicas]
+        return [replica.status for replica in self._all]
 
     def stats(self) -> EngineStats:
         """Return the newest combined snapshot of all replicas, with requests that wait for one."""
-        stats = summed([replica.status.stats for replica in self._replicas])
+        stats = summed([replica.status.stats for replica in self._all])
         return msgspec.structs.replace(
             stats,
             num_waiting=stats.num_waiting + len(self._queue),
@@ -293,13 +305,17 @@ class Supervisor:
             replica.note_progress()
         if len(self._replicas) > 1:
             logger.warning("%s has died: %d requests go on in others (%s)", replica.name, len(orphans), death.reason)
+        self._end_drained()
         self._dispatch()
 
     def note_change(self, replica: Replica) -> None:
         """See `Owner`: perhaps it has a place now, or needs to be relieved."""
-        if len(self._replicas) > 1:
+        if replica.state is EngineState.DRAINING and replica in self._replicas and not self._end:
+            self._replace(replica)
+        if len(self._all) > 1:
             replica.compare([other for other in self._replicas if other is not replica])
-            self._relieve_stalled()
+            self._relieve()
+            self._end_drained()
         if replica.end and self.state is EngineState.GONE and not self._end:
             self._end = replica.end
             self._end_requests()
@@ -307,13 +323,27 @@ class Supervisor:
                 self._on_failure()
         self._dispatch()
 
-    def _relieve_stalled(self) -> None:
-        """Have the requests of replicas that do not answer go on in one that does, if there is any."""
+    def _replace(self, replica: Replica) -> None:
+        """Have another engine for one whose machine leaves."""
+        logger.warning("%s leaves %s", replica.name, replica.status.host)
+        other = self._make_replica(replica.name, self._first_start)
+        self._replicas[self._replicas.index(replica)] = other
+        self._draining.append(replica)
+        other.load_later()
+
+    def _relieve(self) -> None:
+        """Have the requests of replicas that do not answer, or leave, continue in a ready one, if there is any."""
         if self.state is not EngineState.READY:
             return
-        for replica in self._replicas:
-            if replica.state is EngineState.STALLED:
+        for replica in self._all:
+            if replica.state is EngineState.STALLED or replica in self._draining:
                 self._move_requests(replica)
+
+    def _end_drained(self) -> None:
+        """End the engines of machines that leave once they have no requests."""
+        for replica in [each for each in self._draining if not list(each.requests)]:
+            self._draining.remove(replica)
+            self._start_task(replica.shutdown(0))
 
     def _move_requests(self, replica: Replica) -> None:
         """Queue the requests of a replica for others."""
@@ -342,14 +372,14 @@ class Supervisor:
         """Remove this request from the queue and all replicas."""
         if request in self._queue:
             self._queue.remove(request)
-        for replica in self._replicas:
+        for replica in self._all:
             replica.withdraw(request)
 
     def _unfinished(self) -> list[Continuation]:
-        return [*self._queue, *(request for replica in self._replicas for request in replica.requests)]
+        return [*self._queue, *(request for replica in self._all for request in replica.requests)]
 
     async def _shut_down_all(self, deadline_s: float) -> None:
-        await asyncio.gather(*(replica.shutdown(deadline_s) for replica in self._replicas), *self._tasks)
+        await asyncio.gather(*(replica.shutdown(deadline_s) for replica in self._all), *self._tasks)
         if self._places is not None:
             self._places.close()
         if self._launcher is not None:

@@ -38,6 +38,7 @@ _STATUSES: dict[EngineState, ModelStatus] = {
     EngineState.READY: "ready",
     EngineState.RESTARTING: "restarting",
     EngineState.STALLED: "stalled",
+    EngineState.DRAINING: "restarting",  # on another machine
     EngineState.GONE: "failed",
 }
 

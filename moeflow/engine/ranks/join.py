@@ -21,6 +21,7 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.address import format_address
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CheckpointError, ConfigError, GroupError, MoeflowError
+from moeflow.core.first_signal import on_first_signal
 from moeflow.engine.ranks.computing import compute_passes
 from moeflow.engine.ranks.joining import (
     MEETING_S,
@@ -46,6 +47,11 @@ from moeflow.planner.hardware.host import host_resources
 _FIRST_PAUSE_S: Final = 0.5
 _MAX_PAUSE_S: Final = 8.0  # between tries, each pause twice as long as the one before
 
+
+class LeftError(MoeflowError):
+    """A signal has ended the part of this machine."""
+
+
 OnNews = Callable[[str], None]
 Computing = Callable[[], AbstractContextManager[None]]
 
@@ -68,8 +74,19 @@ def join(settings: JoinSettings, on_news: OnNews, computing: Computing = nullcon
 
     `computing` is entered as long as an engine needs this process.
 
-    Raises: ConfigError, CheckpointError, CapacityError for what another try would not change.
+    Raises: ConfigError, CheckpointError, CapacityError for what another try would not change; LeftError after the
+    first signal.
     """
+    with on_first_signal(_leave):
+        _join(settings, on_news, computing)
+    raise AssertionError
+
+
+def _leave() -> NoReturn:
+    raise LeftError("this machine has left")
+
+
+def _join(settings: JoinSettings, on_news: OnNews, computing: Computing) -> NoReturn:
     if not extension.is_available():
         raise ConfigError(f"a rank needs the CPU extension: {extension.why_not()}")
     pause_s, last_news = _FIRST_PAUSE_S, ""

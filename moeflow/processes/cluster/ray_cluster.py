@@ -197,6 +197,9 @@ class Launch:
                 return
             if time.monotonic() - begun_s > _STEADY_S:
                 pause_s, last = _FIRST_PAUSE_S, ""
+            if end.has_left:
+                ray.kill(self._actors.pop(bundle))  # the next one may be on another node
+                pause_s = _MAX_PAUSE_S  # until then this node is gone, if it goes
             node, was = self._node(bundle) or node, node
             if end.reason != last:
                 what = f"the rank on Ray's node {was}" if self._group is not None else f"engine {bundle} on Ray's nodes"

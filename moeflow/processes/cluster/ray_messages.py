@@ -43,6 +43,7 @@ class RankEnd(msgspec.Struct, frozen=True, tag="end"):
     reason: str
     may_retry: bool = True  # another try may end otherwise
     is_released: bool = False  # it is no longer needed
+    has_left: bool = False  # a signal has ended it: its node is about to go
 
 
 class LaunchOrder(msgspec.Struct, frozen=True):

@@ -6,7 +6,6 @@ The token comes over the pipe, too, so that it is neither among a process's argu
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import sys
@@ -16,10 +15,10 @@ from typing import NoReturn
 import msgspec
 
 from moeflow.core.errors import MoeflowError
-from moeflow.engine.ranks.join import JoinSettings, join
+from moeflow.engine.ranks.join import JoinSettings, LeftError, join
 from moeflow.engine.ranks.orphan_watch import OrphanWatch
 from moeflow.processes.cluster.ray_messages import RankEnd, RankMessage, RankNews, RankOrder
-from moeflow.processes.nodes.keeper import ReleasedError, keep
+from moeflow.processes.nodes.keeper import ReleasedError, run_keeper
 
 
 def main() -> None:
@@ -31,6 +30,8 @@ def main() -> None:
         _run(order, watch)
     except ReleasedError as error:
         _say(RankEnd(str(error), is_released=True))
+    except LeftError as error:
+        _say(RankEnd(str(error), has_left=True))
     except MoeflowError as error:
         _say(RankEnd(str(error), may_retry=False))
         raise SystemExit(1) from None
@@ -45,7 +46,7 @@ def _run(order: RankOrder, watch: OrphanWatch) -> NoReturn:
     token = bytes.fromhex(order.token)
     settings = JoinSettings(host=order.host, port=order.port, token=token, num_threads=order.num_threads)
     if order.keeps_engine:
-        asyncio.run(keep(settings, _report, watch.computing))
+        run_keeper(settings, _report, watch.computing)
     join(settings, _report, watch.computing)
 
 

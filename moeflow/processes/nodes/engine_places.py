@@ -37,6 +37,7 @@ from moeflow.processes.nodes.messages import (
     FromKeeper,
     Kill,
     Leave,
+    Leaving,
     Offer,
     Refused,
     Relayed,
@@ -174,7 +175,9 @@ class EnginePlaces:
                 self._take_offer(identity, message)
             elif (place := self._places.get(identity)) is not None:
                 place.silence.end()
-                if place.host is not None:
+                if isinstance(message, Leaving):
+                    self._take_leaving(place, message)
+                elif place.host is not None:
                     place.host.note(message, payload)
             elif isinstance(message, Beat):  # it was silent for too long, or has an engine of an earlier server
                 self.say(identity, Kill(message.life))
@@ -199,6 +202,16 @@ class EnginePlaces:
             del self._places[identity]
         elif place.host is None:
             self._grant(place)
+
+    def _take_leaving(self, place: _Place, leaving: Leaving) -> None:
+        host = place.host
+        if host is not None and host.is_running and leaving.life == host.life:
+            host.is_leaving = True
+            return
+        logger.warning("%s has left", place.name)
+        del self._places[place.identity]
+        if host is not None:
+            host.end(Death(f"{place.name} has left", is_from_outside=True))
 
     def _grant(self, place: _Place) -> None:
         """Give a free place to a launch that waits, if there is one."""
@@ -274,6 +287,7 @@ class FarHost:
         self._has_ended = asyncio.Event()
         self._death: Death | None = None
         self._beat, self._problem = 0, ""
+        self.is_leaving = False
         self.num_sent = 0
         self._num_received = 0
 
@@ -335,7 +349,7 @@ class FarHost:
 
     def note(self, message: FromKeeper, payload: list[bytes]) -> None:
         """Take a message of the keeper. One of an earlier life is ignored."""
-        if isinstance(message, Offer) or message.life != self.life or not self.is_running:
+        if isinstance(message, Offer | Leaving) or message.life != self.life or not self.is_running:
             return
         if isinstance(message, Beat) and message.number == self._num_received:
             self._beat, self._problem = message.engine_beat, message.problem

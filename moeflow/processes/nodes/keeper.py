@@ -21,7 +21,8 @@ from moeflow.checkpoint.identity import fingerprint_of
 from moeflow.core.address import format_address
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CheckpointError, ConfigError, MoeflowError
-from moeflow.engine.ranks.join import JoinSettings, own_config
+from moeflow.core.first_signal import on_first_signal
+from moeflow.engine.ranks.join import JoinSettings, LeftError, own_config
 from moeflow.kernels.cpu import extension
 from moeflow.parallel.tcp.curve_keys import CurveKeys
 from moeflow.parallel.tcp.same_bits import own_processor, own_software
@@ -37,6 +38,7 @@ from moeflow.processes.nodes.messages import (
     FromKeeper,
     Kill,
     Leave,
+    Leaving,
     Offer,
     Refused,
     Relayed,
@@ -65,13 +67,21 @@ class Keeper:
         self._decoder = msgspec.msgpack.Decoder(ToKeeper)
         self._engine: _KeptEngine | None = None
         self._last_life = 0
+        self._is_leaving = False
         self._silence = Silence()
         self._failure: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
+
+    def leave(self) -> None:
+        """Have `run` end once the server needs the engine here no more."""
+        self._is_leaving = True
+        if self._engine is not None:
+            self._on_news("leaving: the server moves requests to other machines; a second signal ends this one at once")
 
     async def run(self) -> NoReturn:
         """Keep one engine after the other, until cancelled.
 
-        Raises: ConfigError, CheckpointError if it never can; ReleasedError if it is needed no more.
+        Raises: ConfigError, CheckpointError if it never can; ReleasedError if it is needed no more; LeftError after
+        `leave`.
         """
         context = zmq.asyncio.Context()
         try:
@@ -130,6 +140,10 @@ class Keeper:
             self._silence.tick()
             if self._silence.duration_s > LOST_S:
                 self._connect_anew()
+            if self._is_leaving:
+                self._say(Leaving(0 if engine is None else engine.life))
+                if engine is None:
+                    raise LeftError("this machine has left: no engine runs here any more")
             if engine is None:
                 self._say(msgspec.structs.replace(offer, last_life=self._last_life))
             else:
@@ -263,16 +277,26 @@ class _KeptEngine:
 
 
 def keep_engines(settings: JoinSettings, on_news: OnNews) -> None:
-    """Keep engines for a server until it needs this machine no more. Raises: ConfigError, CheckpointError."""
+    """Keep engines for a server until it needs this machine no more.
+
+    Raises: ConfigError, CheckpointError; LeftError after the first signal.
+    """
     try:
-        asyncio.run(keep(settings, on_news))
+        run_keeper(settings, on_news)
     except ReleasedError as error:
         on_news(str(error))
 
 
-async def keep(settings: JoinSettings, on_news: OnNews, computing: Computing = nullcontext) -> NoReturn:
-    """Keep engines for a server until cancelled. Raises: see `Keeper.run`."""
-    await Keeper(settings, on_news, computing).run()
+def run_keeper(settings: JoinSettings, on_news: OnNews, computing: Computing = nullcontext) -> NoReturn:
+    """Keep engines until the first signal, then leave. Raises: see `Keeper.run`."""
+
+    async def run() -> NoReturn:
+        keeper = Keeper(settings, on_news, computing)
+        with on_first_signal(keeper.leave):
+            await keeper.run()
+
+    asyncio.run(run())
+    raise AssertionError
 
 
 def checked_config(config: EngineConfig, fingerprint: str, settings: JoinSettings) -> EngineConfig:

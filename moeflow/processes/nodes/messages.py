@@ -2,7 +2,7 @@
 
 A keeper -> `Offer`; <- `Start`; then `Relayed` both ways, each followed by a frame with a message of the engine; at the
 end `Ended` ->, and another `Offer`. `Beat` -> and <- `Alive` show that both ends are there. Each has the number of
-messages before it, so that a broken connection loses none unnoticed.
+messages before it, so that a broken connection loses none unnoticed. `Leaving` -> instead of offers: none follows.
 """
 
 from __future__ import annotations
@@ -52,6 +52,12 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     in_pass: dict[str, int] = {}
 
 
+class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
+    """The machine takes no further engine. Its user has ended the keeper."""
+
+    life: int  # of the engine there, which computes until the server ends it; 0: none
+
+
 class Start(msgspec.Struct, frozen=True, tag="start"):
     """Start an engine. The first relayed message has its configuration, with the server's paths."""
 
@@ -82,5 +88,5 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     reason: str
 
 
-FromKeeper = Offer | Beat | Relayed | Ended
+FromKeeper = Offer | Beat | Relayed | Ended | Leaving
 ToKeeper = Start | Alive | Relayed | Kill | Leave | Refused

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import threading
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -19,11 +20,11 @@ from moeflow.core.errors import CheckpointError, ConfigError, EngineError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.client import EngineState
 from moeflow.planner.resolve import resolve
-from moeflow.processes import replica_target
+from moeflow.processes import process_client, replica_target
 from moeflow.processes import supervisor as supervisor_module
 from moeflow.processes.nodes import engine_places, keeper
 from moeflow.processes.nodes.engine_places import EnginePlaces
-from moeflow.processes.nodes.keeper import JoinSettings, Keeper, keep
+from moeflow.processes.nodes.keeper import JoinSettings, Keeper, LeftError, run_keeper
 from moeflow.processes.nodes.messages import BEAT_S, Ended
 from moeflow.processes.process_client import ProcessEngine
 from moeflow.processes.replica_target import ReplicaTarget
@@ -46,13 +47,10 @@ def config(tmp_path_factory):
     return resolve(Settings(model=str(folder), cache_dir=folder, num_threads=1, max_num_seqs=4)).config
 
 
-def submission(name: str = "request") -> Submission:
-    return Submission(name, [5, 6, 7], SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True), seed=0)
-
-
-async def tokens_of(engine: ProcessEngine | Supervisor, disturb=None, name: str = "request") -> list[int]:
+async def tokens_of(engine: ProcessEngine | Supervisor, disturb=None, name="request", number=NUM_TOKENS) -> list[int]:
     tokens: list[int] = []
-    async for output in engine.stream(submission(name)):
+    params = SamplingParams(max_tokens=number, temperature=0, ignore_eos=True)
+    async for output in engine.stream(Submission(name, [5, 6, 7], params, seed=0)):
         if disturb is not None and len(tokens) > NUM_TOKENS // 8:
             disturb()
             disturb = None
@@ -69,10 +67,12 @@ class Cluster:
         self.objection = ""
         self.news: list[str] = []
         self.keepers: list[asyncio.Task[None]] = []
+        self.kept: list[Keeper] = []
 
     def keep(self, **changes) -> asyncio.Task[None]:
         settings = {"host": "127.0.0.1", "port": self.places.port, "token": TOKEN, "num_threads": 1} | changes
-        task = asyncio.create_task(keep(JoinSettings(**settings), self.news.append))
+        self.kept.append(Keeper(JoinSettings(**settings), self.news.append))
+        task = asyncio.create_task(self.kept[-1].run())
         self.keepers.append(task)
         return task
 
@@ -165,6 +165,77 @@ def test_a_keeper_that_goes_or_stops_is_noticed(config, monkeypatch):
             await supervisor.shutdown(5)
 
     run(body)
+
+
+def test_a_machine_that_leaves_hands_its_streams_over_or_finishes_them(config, caplog, monkeypatch):
+    monkeypatch.setattr(process_client, "WATCH_S", 0.01)
+    monkeypatch.setattr(keeper, "BEAT_S", 0.01)
+
+    async def body():
+        async with cluster(config) as made:
+            supervisor = made.supervisor(1)
+            first = made.keep()
+            await supervisor.load()
+            want = await tokens_of(supervisor)
+
+            assert await tokens_of(supervisor, made.kept[0].leave) == want  # no other machine could continue it
+            with pytest.raises(LeftError, match="has left"):
+                await first
+            assert [each.state for each in supervisor.replicas()] == [EngineState.RESTARTING]
+
+            second, third = made.keep(), made.keep()
+            supervisor.scale(2)
+            await until(lambda: {each.state for each in supervisor.replicas()} == {EngineState.READY})
+            want = await tokens_of(supervisor, number=1500)
+            moved: list[asyncio.Task[bool]] = []
+
+            async def is_moved(busy) -> bool:
+                await until(lambda: not list(busy.requests))
+                return any(list(it.requests) for it in supervisor._replicas)
+
+            def leave() -> None:
+                busy = next(it for it in supervisor._replicas if list(it.requests))
+                moved.append(asyncio.create_task(is_moved(busy)))
+                next(it for it in made.kept if it._engine and it._engine.life == busy.engine._host.life).leave()
+
+            assert await tokens_of(supervisor, leave, number=1500) == want
+            assert await moved[0]
+            with pytest.raises(LeftError):
+                await next(iter((await asyncio.wait((second, third), return_when=asyncio.FIRST_COMPLETED))[0]))
+            assert sorted(each.state for each in supervisor.replicas()) == [EngineState.READY, EngineState.RESTARTING]
+            assert supervisor.stats().engine_restarts_total == 0  # nothing has died
+            await supervisor.shutdown(5)
+
+    run(body)
+    assert "leaves" in caplog.text
+    assert "is gone" not in caplog.text
+
+
+def test_a_machine_that_leaves_while_it_loads_starts_elsewhere(config):
+    async def body():
+        async with cluster(config) as made:
+            supervisor = made.supervisor(2)
+            made.keep()
+            await supervisor.load()
+            task = made.keep()
+            await until(lambda: made.kept[1]._engine is not None)
+            made.kept[1].leave()
+            with pytest.raises(LeftError):
+                await task
+            made.keep()
+            await until(lambda: {each.state for each in supervisor.replicas()} == {EngineState.READY})
+            await supervisor.shutdown(5)
+
+    run(body)
+
+
+def test_a_signal_ends_a_keeper_without_an_engine_at_once():
+    settings = JoinSettings(host="127.0.0.1", port=1, token=TOKEN, num_threads=1)
+    before = signal.getsignal(signal.SIGTERM)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(LeftError):
+        run_keeper(settings, pytest.fail)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 class Launcher:
