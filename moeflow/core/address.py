@@ -6,13 +6,15 @@ from typing import Final
 
 from moeflow.core.errors import ConfigError
 
+Address = tuple[str, int]  # host and port
+
 LOOPBACK: Final = "127.0.0.1"
 EVERYWHERE: Final = ("0.0.0.0", "::")  # all addresses of this machine
 _MAX_PORT: Final = 65535
 _MAX_DIGITS: Final = 5
 
 
-def parse_address(text: str, *, default_host: str = "") -> tuple[str, int]:
+def parse_address(text: str, *, default_host: str = "") -> Address:
     """Return host and port of HOST:PORT or [IPV6]:PORT; of a port alone, if there is a `default_host`.
 
     Raises: ConfigError if it is neither.

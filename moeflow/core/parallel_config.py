@@ -7,6 +7,7 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
+from moeflow.core.address import Address
 from moeflow.core.offload_config import CUDA
 from moeflow.core.units import KIB
 
@@ -54,6 +55,14 @@ class NodeReplicas(msgspec.Struct, frozen=True, kw_only=True):
     join: JoinConfig  # where they join
 
 
+class RankLinks(msgspec.Struct, frozen=True, kw_only=True):
+    """A process's number among the ranks of an engine, and the addresses of all of them."""
+
+    rank: int
+    addresses: tuple[Address, ...]  # by rank, where each accepts links
+    secret: bytes  # of these processes only
+
+
 class MicroBatchCosts(msgspec.Struct, frozen=True, kw_only=True):
     """What a pass through all layers costs, for the rule that cuts it into micro-batches."""
 
@@ -92,6 +101,7 @@ class ParallelConfig:
     attention_layout: AttentionLayout = "replicated"
     timeout_s: float = 60.0  # that a rank waits for the others in a collective
     join: JoinConfig | None = None  # None: all ranks are processes of this machine; else all but the first join
+    links: RankLinks | None = None  # of one rank, once each has a place
 
     @property
     def has_slices(self) -> bool:

@@ -65,7 +65,7 @@ with on_demand(__name__):
         routing_record,
     )
     from moeflow.engine.offload import offloaded_model
-    from moeflow.engine.ranks import joined_ranks, rank_processes, rank_upkeep
+    from moeflow.engine.ranks import joined_ranks, linked_ranks, rank_processes, rank_upkeep
     from moeflow.experts.hybrid import hybrid_experts
     from moeflow.kernels import packed_bands
     from moeflow.models.layers import encoder_decoder
@@ -152,6 +152,8 @@ def _lossy_routing(
 def _start_ranks(checkpoint: Checkpoint, config: EngineConfig) -> Ranks | None:
     if config.parallel is None:
         return None
+    if config.parallel.links is not None:
+        return linked_ranks.LinkedRanks(config.parallel)
     if config.parallel.join is None:
         return rank_processes.RankProcesses(config, config.parallel)
     return joined_ranks.JoinedRanks(checkpoint, config, config.parallel)

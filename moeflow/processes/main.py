@@ -40,8 +40,12 @@ from moeflow.core.engine_messages import (
 from moeflow.core.errors import EngineError, GroupError, RequestError
 from moeflow.core.request import FinishReason
 from moeflow.engine.engine import Engine
+from moeflow.kernels.on_demand import on_demand
 from moeflow.processes.lifeline import OrphanedError, tie_to_parent
 from moeflow.processes.pass_record import PassRecord
+
+with on_demand(__name__):
+    from moeflow.engine.ranks import linked_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +67,9 @@ class EngineProcess:
         """Load, serve until shutdown, confirm it. Failures are reported before they end the process."""
         try:
             config = msgspec.msgpack.decode(self._socket.recv(), type=EngineConfig)
+            if config.parallel is not None and config.parallel.links is not None and config.parallel.links.rank:
+                linked_ranks.compute_linked(config)
+                return
             with closing(Engine.load(config, self._send_progress, self._note_pass)) as engine:
                 gc.freeze()  # loaded objects stay: searching them for garbage would delay passes and the end
                 self._send(Ready(model=engine.model, stats=engine.stats()))

@@ -67,6 +67,7 @@ class JoinSettings:
     num_threads: int | None = None  # None: one a core
     cpu_isa: str = ""  # the best instruction set to use; empty: the best there is
     cache_dir: Path | None = None  # where packed weights may be
+    group: str = ""  # the ranks of an engine are of one group
 
 
 def join(settings: JoinSettings, on_news: OnNews, computing: Computing = nullcontext) -> NoReturn:

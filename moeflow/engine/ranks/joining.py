@@ -10,12 +10,12 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
+from moeflow.core.address import Address
 from moeflow.core.engine_config import EngineConfig
 from moeflow.kernels.cpu import extension
 from moeflow.parallel.tcp import conversation
 from moeflow.parallel.tcp.conversation import ANSWER_S, Refusal
 from moeflow.parallel.tcp.link import Link
-from moeflow.parallel.tcp.mesh import Address
 from moeflow.parallel.tcp.same_bits import own_processor, own_software
 
 JOINING: Final = "joining"  # names of messages

@@ -9,6 +9,7 @@ A heartbeat every `HEARTBEAT_S` ends a link within `SILENCE_S` if the other end 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import select
@@ -69,7 +70,7 @@ class Endpoint:
         self._connections: dict[int, tuple[Peer, Link]] = {}  # by descriptor
         self._first_messages: list[FirstMessage] = []
         self._connecting = threading.Lock()
-        self._targets: set[str] = set()  # ever connected to
+        self._targets: set[str] = set()  # that a link was made to
         self._attempt: _Attempt | None = None
         self._numbers = itertools.count()
         self._on_link: OnLink | None = None
@@ -96,7 +97,7 @@ class Endpoint:
             return bound
 
     def connect(self, host: str, port: int) -> Link:
-        """Return a link to the endpoint that listens there; an endpoint connects to an address only once.
+        """Return a link to the endpoint that listens there; an endpoint has one link to an address in its life.
 
         Blocks: some seconds at most. Raises: GroupError if there is no answer; ConfigError if the other end has
         another token or is no moeflow of this version.
@@ -112,7 +113,7 @@ class Endpoint:
             self._attempt = None
         if attempt.is_made:
             return attempt.link
-        self.end(attempt.link, "it was not made")
+        self._forget(attempt)
         if attempt.failure is None:
             raise GroupError(f"cannot connect to {where}: timed out")
         raise connecting_error(attempt.failure, where, (address, port), HANDSHAKE_S)
@@ -195,6 +196,15 @@ class Endpoint:
             self._socket.setsockopt(zmq.CONNECT_ROUTING_ID, routing_id)
             self._socket.connect(target)
             return self._attempt
+
+    def _forget(self, attempt: _Attempt) -> None:
+        """Leave nothing of a failed attempt, so that another one may follow."""
+        self.end(attempt.link, "it was not made")
+        with self._changed:
+            self._links.pop(attempt.link.routing_id, None)
+            self._targets.discard(attempt.target)
+            with contextlib.suppress(zmq.ZMQError):  # ZeroMQ has ended it
+                self._socket.disconnect(attempt.target)
 
     def _target(self, address: str, port: int) -> str:
         """Return ZeroMQ's name of an address, and set the socket to its family."""

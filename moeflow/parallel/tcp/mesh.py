@@ -9,14 +9,13 @@ from typing import Final
 
 import msgspec
 
-from moeflow.core.address import format_address
+from moeflow.core.address import Address, format_address
 from moeflow.core.errors import ConfigError, GroupError
 from moeflow.parallel.tcp.endpoint import HANDSHAKE_S, Endpoint
 from moeflow.parallel.tcp.link import Link
 
 _MEETING: Final = "meeting"
-
-Address = tuple[str, int]
+_PAUSE_S: Final = 0.1  # between two attempts to connect
 
 
 class Meeting(msgspec.Struct, frozen=True):
@@ -45,7 +44,7 @@ def meet(
     try:
         for rank in range(meeting.rank):
             if rank not in links:
-                links[rank] = _visit(rank, addresses[rank], endpoint, meeting)
+                links[rank] = _visit(rank, addresses[rank], endpoint, meeting, deadline_s)
         while missing := [rank for rank in range(len(addresses)) if rank != meeting.rank and rank not in links]:
             try:
                 link = arrivals.get(timeout=max(deadline_s - time.monotonic(), 0))
@@ -63,13 +62,18 @@ def meet(
     return links
 
 
-def _visit(rank: int, address: Address, endpoint: Endpoint, meeting: Meeting) -> Link:
-    try:
-        link = endpoint.connect(*address)
-    except (GroupError, ConfigError) as error:
-        raise GroupError(f"rank {rank} is not found: {error}; {_REMEDY}") from None
-    link.send_message(_MEETING, msgspec.msgpack.encode(meeting))
-    return link
+def _visit(rank: int, address: Address, endpoint: Endpoint, meeting: Meeting, deadline_s: float) -> Link:
+    """Connect to a rank, which may not listen yet."""
+    while True:
+        try:
+            link = endpoint.connect(*address)
+        except (GroupError, ConfigError) as error:
+            if isinstance(error, ConfigError) or time.monotonic() > deadline_s:
+                raise GroupError(f"rank {rank} is not found: {error}; {_REMEDY}") from None
+            time.sleep(_PAUSE_S)
+        else:
+            link.send_message(_MEETING, msgspec.msgpack.encode(meeting))
+            return link
 
 
 def _receive(link: Link, meeting: Meeting, missing: Sequence[int], links: dict[int, Link]) -> None:

@@ -12,20 +12,20 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import zmq
 import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 
-from moeflow.core.address import format_address
+from moeflow.core.address import Address, format_address
 from moeflow.core.errors import ConfigError
 from moeflow.core.truncated_repr import truncated
 from moeflow.core.units import format_bytes
 from moeflow.parallel.tcp.curve_keys import CurveKeys
 from moeflow.processes.deaths import Death
-from moeflow.processes.engine_host import LAST_WORDS_S
+from moeflow.processes.engine_host import LAST_WORDS_S, EngineHost, LocalHost
 from moeflow.processes.nodes.messages import (
     BEAT_S,
     GONE_S,
@@ -44,6 +44,8 @@ from moeflow.processes.nodes.messages import (
     Start,
     ToKeeper,
 )
+from moeflow.processes.nodes.rank_port import RankPort
+from moeflow.processes.nodes.ranks_host import RanksHost
 from moeflow.processes.nodes.silence import Silence
 
 logger = logging.getLogger(__name__)
@@ -56,22 +58,25 @@ Objection = Callable[[Offer], str]
 class EnginePlaces:
     """Where keepers of engines connect. Make one with `open`, end it with `close`."""
 
-    def __init__(self, token: bytes, fingerprint: str, objection: Objection, awaited: str) -> None:
+    def __init__(
+        self, token: bytes, fingerprint: str, objection: Objection, awaited: str, ranks: RankPlaces | None = None
+    ) -> None:
         """Nothing listens yet. `objection` returns why an offer cannot be used; empty: it can. `awaited` names the
-        resources of a place, for the log.
+        resources of a place, for the log. `ranks` are those of each engine.
         """
+        self._ranks = ranks or RankPlaces()
         self._keys = CurveKeys.of(token)
         self._fingerprint = fingerprint
         self._objection = objection
         self._awaited = awaited
         self._context = zmq.asyncio.Context()
         self._places: dict[bytes, _Place] = {}  # by the keeper's identity
-        self._waiting: deque[asyncio.Future[FarHost]] = deque()  # launches
+        self._waiting: deque[asyncio.Future[list[FarHost]]] = deque()  # launches
         self._lives = itertools.count(time.time_ns())  # later servers have larger ones
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromKeeper)
         self._waiting_since_s: float | None = None  # launches; None: none does, or the log has it
-        self._num_keepers = 0  # that were started and have not left
+        self._num_keepers = 0  # of engines, that were started and have not left
         self._num_excess = 0  # of these, that are to leave
         self.host, self.port = "", 0  # once open
         self._tasks: list[asyncio.Task[None]] = []
@@ -101,6 +106,7 @@ class EnginePlaces:
                 "address of this machine (--listen-ranks HOST:PORT)"
             ) from None
         self.port = int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        self._rank_port = RankPort(host)
         self._tasks = [asyncio.create_task(work) for work in (self._read(), self._watch())]
 
     def close(self) -> None:
@@ -114,16 +120,31 @@ class EnginePlaces:
             future.cancel()
         if self.port:
             self._authenticator.stop()
+            self._rank_port.close()
             self._socket.close(linger=1000)  # the last words must get out
         self._context.term()
 
-    async def launch(self, max_num_seqs: int) -> FarHost:
-        """Take a place, and start a process there that has nothing to do yet. Waits: until there is one."""
-        del max_num_seqs  # the keeper reads it in the configuration
-        place = next((each for each in self._places.values() if each.is_free), None)
-        if place is not None:
-            return self._start(place)
-        future: asyncio.Future[FarHost] = asyncio.get_running_loop().create_future()
+    async def launch(self, max_num_seqs: int) -> EngineHost:
+        """Take places for the ranks of an engine, and start processes there that have nothing to do yet.
+
+        Waits: until there are as many. Raises: as `LocalHost.launch`.
+        """
+        hosts = self._start(self._free_group()) or await self._wait_for_places()
+        if self._ranks.number == 1:
+            return hosts[0]
+        if not self._ranks.has_first_here:
+            return RanksHost(hosts, [[host.address for host in hosts]] * len(hosts))
+        try:
+            first = await LocalHost.launch(max_num_seqs)
+        except BaseException:
+            for host in hosts:
+                host.kill()
+            raise
+        own, others = self._rank_port.address, [host.address for host in hosts]
+        return RanksHost([first, *hosts], [[own, *others], *([(host.server, own[1]), *others] for host in hosts)])
+
+    async def _wait_for_places(self) -> list[FarHost]:
+        future: asyncio.Future[list[FarHost]] = asyncio.get_running_loop().create_future()
         if not self._waiting:
             self._waiting_since_s = time.monotonic()
         self._waiting.append(future)
@@ -131,24 +152,26 @@ class EnginePlaces:
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                future.result().kill()
-            with contextlib.suppress(ValueError):  # it has got a place
+                for host in future.result():
+                    host.kill()
+            with contextlib.suppress(ValueError):  # it has got places
                 self._waiting.remove(future)
             raise
 
     def release(self) -> None:
-        """Have one keeper leave, as soon as one has no engine."""
+        """Have the keepers of one engine leave, as soon as they have none."""
         self._num_excess += 1
 
     def add_keepers(self, number: int) -> int:
-        """Have this number of further keepers; return how many must be started, as the others have not left yet."""
+        """Have keepers of this number of further engines; return of how many they must be started, as the others have
+        not left yet."""
         kept = min(number, self._num_excess)
         self._num_excess -= kept
         self._num_keepers += number - kept
         return number - kept
 
     def renew_keepers(self) -> int:
-        """Return how many keepers must be started once all have lost the process that started them."""
+        """Return of how many engines keepers must be started once all have lost the process that started them."""
         self._num_keepers -= self._num_excess
         self._num_excess = 0
         return self._num_keepers
@@ -157,11 +180,24 @@ class EnginePlaces:
         """Send a message to a keeper. Never waits."""
         self._socket.send_multipart([identity, self._encoder.encode(message), *payload])
 
-    def _start(self, place: _Place) -> FarHost:
-        life = next(self._lives)
-        place.host = FarHost(self, place, life)
-        self.say(place.identity, Start(life, self._fingerprint))
-        return place.host
+    def _free_group(self) -> list[_Place]:
+        """Return places for an engine; empty: there are too few."""
+        groups: dict[str, list[_Place]] = {}
+        for place in self._places.values():
+            if place.is_free:
+                group = groups.setdefault(place.offer.group, [])
+                group.append(place)
+                if len(group) == self._ranks.number - self._ranks.has_first_here:
+                    return group
+        return []
+
+    def _start(self, places: Sequence[_Place]) -> list[FarHost]:
+        hosts = []
+        for place in places:
+            place.host = FarHost(self, place, next(self._lives))
+            self.say(place.identity, Start(place.host.life, self._fingerprint))
+            hosts.append(place.host)
+        return hosts
 
     async def _read(self) -> None:
         while True:
@@ -195,13 +231,8 @@ class EnginePlaces:
         if place.host is not None and (offer.last_life >= place.host.life or not place.host.is_running):
             place.host.end(Death(f"{place.name} has ended it"))
             place.host = None
-        if place.host is None and self._num_excess and not self._waiting:
-            self._num_excess -= 1
-            self._num_keepers -= 1
-            self.say(identity, Leave())
-            del self._places[identity]
-        elif place.host is None:
-            self._grant(place)
+        if place.host is None and (group := self._free_group()):
+            self._grant(group)
 
     def _take_leaving(self, place: _Place, leaving: Leaving) -> None:
         host = place.host
@@ -213,13 +244,19 @@ class EnginePlaces:
         if host is not None:
             host.end(Death(f"{place.name} has left", is_from_outside=True))
 
-    def _grant(self, place: _Place) -> None:
-        """Give a free place to a launch that waits, if there is one."""
+    def _grant(self, group: Sequence[_Place]) -> None:
+        """Give free places to a launch that waits, or have their keepers leave if there are too many."""
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():
-                future.set_result(self._start(place))
+                future.set_result(self._start(group))
                 return
+        if self._num_excess:
+            self._num_excess -= 1
+            self._num_keepers -= 1
+            for place in group:
+                self.say(place.identity, Leave())
+                del self._places[place.identity]
 
     async def _watch(self) -> None:
         """Show keepers that this server is there, and drop silent ones."""
@@ -245,8 +282,16 @@ class EnginePlaces:
             self._waiting_since_s = None
             number, at = len(self._waiting), format_address(self.host, self.port)
             engines = "1 engine waits" if number == 1 else f"{number} engines wait"
-            text = "%s for a place: %s for each, on nodes that reach this server at %s"
-            logger.warning(text, engines, self._awaited, at)
+            places = "a place" if self._ranks.number == 1 else f"places of {self._ranks.number} ranks"
+            text = "%s for %s: %s for each, on nodes that reach this server at %s"
+            logger.warning(text, engines, places, self._awaited, at)
+
+
+class RankPlaces(msgspec.Struct, frozen=True):
+    """The ranks of each engine."""
+
+    number: int = 1
+    has_first_here: bool = False  # the first rank is a process of this machine; else each has a keeper
 
 
 class _OneKey:
@@ -266,6 +311,7 @@ class _Place:
 
     def __init__(self, identity: bytes, offer: Offer) -> None:
         self.identity = identity
+        self.offer = offer
         self.name = offer.host
         self.silence = Silence()
         self.host: FarHost | None = None  # None: it is free
@@ -295,6 +341,16 @@ class FarHost:
     def name(self) -> str:
         """See `EngineHost`."""
         return self._place.name
+
+    @property
+    def address(self) -> Address:
+        """Where its process can accept links of other ranks."""
+        return self._place.offer.rank_address
+
+    @property
+    def server(self) -> str:
+        """The host of this server, as its machine knows it."""
+        return self._place.offer.server
 
     @property
     def is_running(self) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 import socket
 import uuid
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import NoReturn
 
 import msgspec
@@ -45,6 +45,7 @@ from moeflow.processes.nodes.messages import (
     Start,
     ToKeeper,
 )
+from moeflow.processes.nodes.rank_port import RankPort, own_host
 from moeflow.processes.nodes.silence import Silence
 
 OnNews = Callable[[str], None]
@@ -85,7 +86,7 @@ class Keeper:
         """
         context = zmq.asyncio.Context()
         try:
-            with self._connect(context) as self._socket:
+            with self._connect(context) as self._socket, closing(self._reserve_port()) as self._port:
                 tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._beat())]
                 try:
                     await asyncio.wait((*tasks, self._failure), return_when=asyncio.FIRST_COMPLETED)
@@ -99,6 +100,13 @@ class Keeper:
                     await self._end_engine()
         finally:
             context.term()
+
+    def _reserve_port(self) -> RankPort:
+        settings = self._settings
+        try:
+            return RankPort(own_host(settings.host, settings.port))
+        except OSError as error:
+            raise ConfigError(f"{settings.host} is not found: {error.strerror}") from None
 
     def _connect(self, context: zmq.asyncio.Context) -> zmq.asyncio.Socket:
         settings, keys = self._settings, CurveKeys.of(self._settings.token)
@@ -162,6 +170,9 @@ class Keeper:
             cpu_isa=extension.best_isa(settings.cpu_isa),
             num_threads=settings.num_threads or host_resources().num_cores,
             available_bytes=host_resources().available_bytes,
+            group=settings.group,
+            rank_address=self._port.address,
+            server=settings.host,
         )
 
     async def _read(self) -> NoReturn:

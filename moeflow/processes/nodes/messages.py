@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from moeflow.core.address import Address
+
 BEAT_S = 0.4  # interval of signs of life
 SILENT_S = 1.3  # a keeper that has been silent for so long is a problem: other engines get its requests
 GONE_S = 10.0  # after so much silence, each end takes the other for gone
@@ -25,6 +27,9 @@ class Offer(msgspec.Struct, frozen=True, tag="offer"):
     num_threads: int
     available_bytes: int  # of memory
     last_life: int = 0  # of the engine that was here last; 0: none
+    group: str = ""  # the ranks of an engine have places of one group
+    rank_address: Address = ("", 0)  # where its process can accept links of other ranks
+    server: str = ""  # the server's host, as this machine knows it
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import socket
@@ -17,13 +18,14 @@ import pytest
 from moeflow.checkpoint.identity import fingerprint_of
 from moeflow.core.engine_messages import Submission
 from moeflow.core.errors import CheckpointError, ConfigError, EngineError
+from moeflow.core.parallel_config import ParallelConfig
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.client import EngineState
 from moeflow.planner.resolve import resolve
 from moeflow.processes import process_client, replica_target
 from moeflow.processes import supervisor as supervisor_module
 from moeflow.processes.nodes import engine_places, keeper
-from moeflow.processes.nodes.engine_places import EnginePlaces
+from moeflow.processes.nodes.engine_places import EnginePlaces, RankPlaces
 from moeflow.processes.nodes.keeper import JoinSettings, Keeper, LeftError, run_keeper
 from moeflow.processes.nodes.messages import BEAT_S, Ended
 from moeflow.processes.process_client import ProcessEngine
@@ -61,9 +63,10 @@ async def tokens_of(engine: ProcessEngine | Supervisor, disturb=None, name="requ
 class Cluster:
     """A server's places and keepers, all in this process."""
 
-    def __init__(self, config, token: bytes = TOKEN) -> None:
+    def __init__(self, config, token: bytes = TOKEN, ranks: RankPlaces | None = None) -> None:
         self.config = config
-        self.places = EnginePlaces(token, fingerprint_of(config.model_path), lambda offer: self.objection, "free CPUs")
+        fingerprint = fingerprint_of(config.model_path)
+        self.places = EnginePlaces(token, fingerprint, lambda offer: self.objection, "free CPUs", ranks)
         self.objection = ""
         self.news: list[str] = []
         self.keepers: list[asyncio.Task[None]] = []
@@ -140,6 +143,46 @@ def test_streams_go_on_elsewhere_when_an_engine_is_killed(config):
 
             assert await tokens_of(supervisor, kill) == want
             await until(lambda: {each.state for each in supervisor.replicas()} == {EngineState.READY})
+            assert supervisor.stats().engine_restarts_total == 1
+            await supervisor.shutdown(5)
+
+    run(body)
+
+
+def rank_of(process: psutil.Process) -> int:
+    """Return the rank that a process has; it connects to those before it and listens for those after it."""
+    listening = {each.laddr.port for each in process.net_connections() if each.status == psutil.CONN_LISTEN}
+    return 0 if any(each.laddr.port in listening and each.raddr for each in process.net_connections()) else 1
+
+
+@pytest.mark.parametrize("has_first_here", [False, True])
+def test_a_lost_rank_ends_only_its_engine(config, has_first_here):
+    sharing = dataclasses.replace(config, parallel=ParallelConfig(num_ranks=2, expert_layout="sliced"))
+
+    async def body():
+        async with cluster(sharing, ranks=RankPlaces(2, has_first_here)) as made:
+            local = await ProcessEngine.start(config)
+            want = await tokens_of(local)
+            await local.shutdown(5)
+
+            number = 1 if has_first_here else 2
+            supervisor = made.supervisor(number)
+            for group in "abab" if not has_first_here else "a":
+                made.keep(group=group)
+            await supervisor.load()
+            await until(lambda: {each.state for each in supervisor.replicas()} == {EngineState.READY})
+            assert len(engines()) == 2 * number
+            assert await tokens_of(supervisor) == want
+            stats = next(each.stats for each in supervisor.replicas() if each.stats.ranks)
+            assert [rank.host for rank in stats.ranks] == ["", "127.0.0.1"]
+            before = {each.pid for each in engines()}
+
+            def kill() -> None:
+                os.kill(next(each.pid for each in engines() if rank_of(each) == 1), signal.SIGKILL)
+
+            assert await tokens_of(supervisor, kill) == want
+            await until(lambda: {each.state for each in supervisor.replicas()} == {EngineState.READY})
+            assert len(before & {each.pid for each in engines()}) == 2 * (number - 1)
             assert supervisor.stats().engine_restarts_total == 1
             await supervisor.shutdown(5)
 
