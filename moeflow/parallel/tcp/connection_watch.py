@@ -14,10 +14,10 @@ import threading
 from typing import Final, NamedTuple, Protocol
 
 import zmq
-from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from moeflow.core.address import format_address
+from moeflow.parallel.tcp.admission import ZAP_ADDRESS, zap_answer
 from moeflow.parallel.tcp.handshake_errors import Failure, accepting_reason
 from moeflow.parallel.tcp.link import Message
 from moeflow.parallel.tcp.pending_connections import PendingConnections
@@ -25,8 +25,6 @@ from moeflow.parallel.tcp.refusal_log import RefusalLog
 
 logger = logging.getLogger(__name__)
 
-ZAP_DOMAIN: Final = b"moeflow"
-_ZAP_ADDRESS: Final = "inproc://zeromq.zap.01"
 _MONITOR_ADDRESS: Final = "inproc://monitor"
 _MAX_EVENTS: Final = 100_000  # that wait: with more, strangers would delay messages
 _FAILURES: Final = (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_AUTH)
@@ -87,14 +85,14 @@ class ConnectionWatch:
     def __init__(self, traffic: zmq.Socket[bytes], events: ConnectionEvents, admitted_key: bytes) -> None:
         """Begin. `traffic` is the endpoint's socket; `admitted_key` is the public key of processes that may connect."""
         self._events = events
-        self._admitted_key = z85.decode(admitted_key)
+        self._admitted_key = admitted_key
         self._traffic_descriptor: int = traffic.FD
         traffic.monitor(_MONITOR_ADDRESS, _EVENTS)
         self._monitor = traffic.context.socket(zmq.PAIR)
         self._monitor.set_hwm(_MAX_EVENTS)
         self._monitor.connect(_MONITOR_ADDRESS)
         self._zap = traffic.context.socket(zmq.REP)
-        self._zap.bind(_ZAP_ADDRESS)
+        self._zap.bind(ZAP_ADDRESS)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._has_ended = False
         self._port = 0
@@ -142,7 +140,7 @@ class ConnectionWatch:
                 os.eventfd_read(self._wake)
             with contextlib.suppress(zmq.Again):
                 while True:
-                    self._authorize(self._zap.recv_multipart(zmq.NOBLOCK))
+                    self._zap.send_multipart(zap_answer(self._zap.recv_multipart(zmq.NOBLOCK), self._admitted_key))
             self._follow(self._events.first_messages())
         for readable in (self._zap, self._monitor):
             readable.close(0)
@@ -169,12 +167,6 @@ class ConnectionWatch:
                 event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
                 found.append((int(event["event"]), int(event["value"]), event["endpoint"].decode()))
         return found
-
-    def _authorize(self, request: list[bytes]) -> None:
-        """Answer a request of ZeroMQ's authentication protocol (ZAP 1.0)."""
-        version, number, *_, key = request
-        status = b"200" if key == self._admitted_key else b"400"
-        self._zap.send_multipart([version, number, status, b"", b"", b""])
 
     def _note(self, event: int, value: int, target: str) -> None:
         if event == zmq.EVENT_ACCEPTED:

@@ -24,7 +24,8 @@ import zmq
 
 from moeflow.core.address import format_address
 from moeflow.core.errors import ConfigError, GroupError
-from moeflow.parallel.tcp.connection_watch import ZAP_DOMAIN, ConnectionWatch, FirstMessage, Peer, hang_up
+from moeflow.parallel.tcp.admission import ZAP_DOMAIN
+from moeflow.parallel.tcp.connection_watch import ConnectionWatch, FirstMessage, Peer, hang_up
 from moeflow.parallel.tcp.curve_keys import CurveKeys
 from moeflow.parallel.tcp.handshake_errors import Failure, connecting_error
 from moeflow.parallel.tcp.link import PIECE_BYTES, Kind, Link, Message

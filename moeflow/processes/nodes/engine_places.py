@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import zmq
 import zmq.asyncio
-from zmq.auth.asyncio import AsyncioAuthenticator
 
 from moeflow.core.address import Address, format_address
 from moeflow.core.errors import ConfigError
 from moeflow.core.truncated_repr import truncated
 from moeflow.core.units import format_bytes
+from moeflow.parallel.tcp.admission import ZAP_ADDRESS, ZAP_DOMAIN, zap_answer
 from moeflow.parallel.tcp.curve_keys import CurveKeys
 from moeflow.processes.deaths import Death
 from moeflow.processes.engine_host import LAST_WORDS_S, EngineHost, LocalHost
@@ -83,14 +83,13 @@ class EnginePlaces:
 
     def open(self, host: str, port: int = 0) -> None:
         """Listen at an address of this machine; port 0: any. Raises: ConfigError if that cannot be."""
-        self._authenticator = AsyncioAuthenticator(self._context)
-        self._authenticator.start()
-        self._authenticator.configure_curve_callback("*", _OneKey(self._keys.connecting.public))
+        self._zap = self._context.socket(zmq.REP)
+        self._zap.bind(ZAP_ADDRESS)
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set_hwm(0)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a keeper that connects anew is the same one
         self._socket.setsockopt(zmq.TCP_MAXRT, int(LOST_S * 1000))
-        self._socket.curve_server = True
+        self._socket.curve_server, self._socket.zap_domain = True, ZAP_DOMAIN
         self._socket.curve_secretkey = self._keys.accepting.secret
         self._socket.curve_publickey = self._keys.accepting.public
         self._socket.ipv6 = ":" in host
@@ -98,8 +97,8 @@ class EnginePlaces:
         try:
             self._socket.bind(f"tcp://{format_address(host, port)}")  # to port 0: any
         except zmq.ZMQError as error:
-            self._authenticator.stop()
-            self._socket.close(linger=0)
+            for each in (self._zap, self._socket):
+                each.close(linger=0)
             reason = error.strerror
             raise ConfigError(
                 f"engines of other machines cannot join at {format_address(host, port)}: {reason}; name another "
@@ -107,7 +106,7 @@ class EnginePlaces:
             ) from None
         self.port = int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self._rank_port = RankPort(host)
-        self._tasks = [asyncio.create_task(work) for work in (self._read(), self._watch())]
+        self._tasks = [asyncio.create_task(work) for work in (self._read(), self._watch(), self._admit())]
 
     def close(self) -> None:
         """End all engines there and listen no more."""
@@ -119,8 +118,8 @@ class EnginePlaces:
         for future in self._waiting:
             future.cancel()
         if self.port:
-            self._authenticator.stop()
             self._rank_port.close()
+            self._zap.close(linger=0)
             self._socket.close(linger=1000)  # the last words must get out
         self._context.term()
 
@@ -198,6 +197,12 @@ class EnginePlaces:
             self.say(place.identity, Start(place.host.life, self._fingerprint))
             hosts.append(place.host)
         return hosts
+
+    async def _admit(self) -> None:
+        """Let in keepers of this cluster only."""
+        while True:
+            request = await self._zap.recv_multipart()
+            await self._zap.send_multipart(zap_answer(request, self._keys.connecting.public))
 
     async def _read(self) -> None:
         while True:
@@ -292,18 +297,6 @@ class RankPlaces(msgspec.Struct, frozen=True):
 
     number: int = 1
     has_first_here: bool = False  # the first rank is a process of this machine; else each has a keeper
-
-
-class _OneKey:
-    """Lets in keepers of this cluster only."""
-
-    def __init__(self, key: bytes) -> None:
-        self._key = key
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Return whether a client with this public key may connect."""
-        del domain
-        return key == self._key
 
 
 class _Place:
@@ -410,7 +403,9 @@ class FarHost:
         if isinstance(message, Beat) and message.number == self._num_received:
             self._beat, self._problem = message.engine_beat, message.problem
         elif isinstance(message, Ended):
-            death = Death(message.reason, is_from_outside=message.is_from_outside, in_pass=message.in_pass)
+            death = Death(
+                f"{self.name}, {message.reason}", is_from_outside=message.is_from_outside, in_pass=message.in_pass
+            )
             self.end(death if message.reason else None)
         elif isinstance(message, Relayed) and message.number == self._num_received and payload:
             self._num_received += 1
