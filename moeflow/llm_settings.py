@@ -63,7 +63,6 @@ class LLMSettings(FlagSettings, total=False):
     attention_layout: str
     num_replicas: int | str | None
     max_replicas: int | str | None
-    expert_parallel: bool
     listen_ranks: str | None
     cluster_token_file: str | os.PathLike[str] | None
     ray_address: str | None

@@ -1,7 +1,6 @@
 """Two machines, and a model larger than the memory of one: which use of the second machine is fastest?
 
     python -m studies.two_machines machines FOLDER --shape coarse --rate 1gbit --disk 500
-    python -m studies.two_machines replicas FOLDER --shape fine
 
 `machines` needs root. A machine is a network namespace, a core with one thread, and a control group that limits its
 disk. A link of the given rate joins both. The arms answer the same prompts alternately:
@@ -11,9 +10,6 @@ disk. A link of the given rate joins both. The arms answer the same prompts alte
 - ranks, stages: the other machine has a copy of the checkpoint and the same `--memory`, and joins
 - whole: one machine with memory for the whole model
 
-`replicas` compares engines of one machine, with a core each: two plain ones, two with `--expert-parallel`, and one
-engine with both cores. All keep the experts in memory.
-
 Models are Mixtrals of random numbers. Tokens are drawn at temperature 1, and routers choose by token, about evenly.
 Experts are read past the page cache (O_DIRECT). All arms must give equal tokens.
 """
@@ -21,7 +17,6 @@ Experts are read past the page cache (O_DIRECT). All arms must give equal tokens
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import random
@@ -30,7 +25,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -171,32 +165,22 @@ def _remove(group: Path) -> None:
 
 
 class Arm:
-    """One engine, or several with as many callers."""
+    """One engine."""
 
-    def __init__(self, questions: Sequence[tuple[Sequence[str], dict[str, Any]]]) -> None:
-        """Load engines, each behind the words of a prefix and with settings."""
-        self._engines = Children()
-        for prefix, settings in questions:
-            command = [*prefix, sys.executable, "-m", "studies.two_machines", "work", json.dumps(settings)]
-            self._engines.start(command)
-            self.plan = self._engines.answer(len(self._engines.processes) - 1)["experts"]
+    def __init__(self, prefix: Sequence[str], settings: dict[str, Any]) -> None:
+        """Load it, behind the words of a prefix."""
+        self._engine = Children()
+        self._engine.start([*prefix, sys.executable, "-m", "studies.two_machines", "work", json.dumps(settings)])
+        self.plan = self._engine.answer(0)["experts"]
 
     def ask(self, prompts: list[list[int]], num_new: int) -> dict[str, Any]:
-        """Have them answer prompts, each its share; return tokens, and the seconds of the slowest."""
-        processes = self._engines.processes
-        for number, process in enumerate(processes):
-            assert process.stdin is not None
-            share = {"prompts": prompts[number :: len(processes)], "num_new": num_new}
-            process.stdin.write(json.dumps(share).encode() + b"\n")
-            process.stdin.flush()
-        found = [self._engines.answer(number) for number in range(len(processes))]
-        tokens = [found[number % len(found)]["tokens"][number // len(found)] for number in range(len(prompts))]
-        slowest = max(found, key=lambda answer: float(answer["seconds"]))
-        return slowest | {"tokens": tokens}
+        """Have it answer prompts; return tokens and seconds."""
+        (found,) = self._engine.ask({"prompts": prompts, "num_new": num_new})
+        return dict(found)
 
     def end(self) -> None:
-        """End them."""
-        self._engines.close()
+        """End it."""
+        self._engine.close()
 
 
 class AlwaysOn:
@@ -278,7 +262,7 @@ def table(record: Record, first: str, title: str, notes: Sequence[str] = ()) -> 
 
 @click.group()
 def main() -> None:
-    """Measure uses of a second machine, or of a second core."""
+    """Measure uses of a second machine."""
 
 
 @main.command()
@@ -286,24 +270,15 @@ def main() -> None:
 def work(settings: str) -> None:
     """Be an engine with these settings (internal)."""
     given = json.loads(settings)
-    replica = given.pop("replica", None)
     sizes = {name: parse_bytes(given.pop(name)) for name in ("memory_bytes", "kv_cache_bytes") if name in given}
     paths = {name: Path(given.pop(name)) for name in ("cache_dir", "cluster_token_file")}
-    if replica is not None:
-        given |= {"num_replicas": 2, "expert_parallel": True, "is_served": True}
     config = plan_for_start(Settings(**given, **sizes, **paths)).config
-    if replica is not None:
-        assert config.expert_parallel is not None
-        shared = dataclasses.replace(config.expert_parallel, **replica)
-        config = dataclasses.replace(config, expert_parallel=shared)
     if "remote_experts" in given:
         RemoteExperts._trial_of = lambda *_: AlwaysOn()  # type: ignore[assignment,method-assign,return-value]
     engine = Engine.load(config)
     print(json.dumps({"experts": str(config.experts)}), flush=True)
     try:
         for line in sys.stdin:
-            while replica is not None and engine.stats().num_peers == 0:
-                time.sleep(0.01)
             print(json.dumps(answers(engine, **json.loads(line))), flush=True)
     finally:
         engine.close()
@@ -418,45 +393,9 @@ def start_arm(
         address = f"{here.address}:{PORTS[name]}"
         there.moeflow(undo, "join", address, "--cache-dir", base["cache_dir"], *token)
         own |= {"listen_ranks": address} | ({"num_ranks": 2} if name == "ranks" else {"stages": "2"})
-    arm = Arm([(here.prefix, base | own)])
+    arm = Arm(here.prefix, base | own)
     undo.callback(arm.end)
     return arm
-
-
-@main.command()
-@folder_argument
-@shape_option
-@rounds_option
-@seed_option
-@result_options
-def replicas(folder: Path, shape: str, rounds: int, seed: int, as_json: bool, out: Path | None) -> None:
-    """Measure engines of one machine."""
-    base = common(folder, shape)
-    cores = [("taskset", "-c", str(number)) for number in range(2)]
-    arms: dict[str, Arm] = {}
-    with tempfile.TemporaryDirectory() as shared:
-        try:
-            arms["plain"] = Arm([(core, base) for core in cores])
-            places = [{"replica": number, "folder": shared} for number in range(2)]
-            arms["expert-parallel"] = Arm(
-                [(core, base | {"replica": at}) for core, at in zip(cores, places, strict=True)]
-            )
-            arms["one engine"] = Arm([((), base | {"num_threads": 2})])
-            rows = measure(arms, rounds, seed)
-        finally:
-            for arm in arms.values():
-                arm.end()
-    title = f"Two cores, {shape} experts in memory: times as fast as two plain replicas"
-    publish(
-        "shared_experts",
-        lambda record: table(record, "plain", title),
-        out,
-        as_json=as_json,
-        seed=seed,
-        threads=2,
-        shape=shape,
-        cases=rows,
-    )
 
 
 if __name__ == "__main__":

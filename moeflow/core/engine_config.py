@@ -13,7 +13,7 @@ import msgspec
 from moeflow.core.errors import CapacityError
 from moeflow.core.hybrid_config import HybridConfig
 from moeflow.core.offload_config import OffloadConfig
-from moeflow.core.parallel_config import ExpertParallelConfig, ParallelConfig
+from moeflow.core.parallel_config import ParallelConfig
 from moeflow.core.token_choice import TokenChoice
 from moeflow.kernels.weight_format import LayerFormats
 
@@ -147,7 +147,6 @@ class EngineConfig:
     hybrid: HybridConfig | None = None  # None: `device` computes all experts
     offload: OffloadConfig | None = None  # to a device that is smaller than the model; None: `device` computes all
     parallel: ParallelConfig | None = None  # None: one process has the whole model
-    expert_parallel: ExpertParallelConfig | None = None  # None: other replicas, if there are any, compute apart
     speculators: tuple[str, ...] = ()  # that draft tokens: names of speculation/registry.py, or of
     draft_models: tuple[DraftModelConfig, ...] = ()  # models that do
     expert_capacity: int = 0  # tokens of an encoder's input that an expert takes; 0: all that choose it
@@ -170,10 +169,9 @@ class EngineConfig:
     @property
     def needed_files(self) -> list[str]:
         """Files and folders that must exist before the engine starts. It makes all others that it names."""
-        packed = self.packed_file if self.expert_parallel is None else ""  # replicas that share experts make it
         remote = None if self.experts is None else self.experts.remote
         drafts = [draft.model_path for draft in self.draft_models]
         hybrid = () if self.hybrid is None else (self.hybrid.popularity_file, self.hybrid.packed_experts_file)
         token_file = "" if remote is None else remote.token_file
-        names = (self.model_path, packed, self.importance_file, *hybrid, token_file, *drafts)
+        names = (self.model_path, self.packed_file, self.importance_file, *hybrid, token_file, *drafts)
         return [name for name in names if name]

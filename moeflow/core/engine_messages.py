@@ -216,12 +216,6 @@ class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
     trials: list[TrialStats] = []  # of prefetches, drafts, remote experts and passes in flight
     ranks: list[RankStats] = []  # empty: one process has the whole model
     rank_imbalance: float = 0.0  # tokens of the fullest rank over the mean, the mean of layers; 1: all alike
-    num_peers: int = 0  # other replicas that it has compute their experts now
-    peer_rows_sent_total: int = 0  # tokens' hidden states, a layer and replica each
-    peer_wait_s_total: float = 0.0  # passes waited for the results
-    peer_pairs_served_total: int = 0  # of tokens and experts, that it has computed for others,
-    peer_serve_s_total: float = 0.0  # in so long
-    peer_pairs_taken_over_total: int = 0  # computed itself, because whose experts they ask for was not there
     # Of experts from a rank to another, to its further homes, or away from these; or to a GPU's slot.
     expert_moves_total: int = 0
     experts_on_gpu: int = 0  # slots of a model that shares its experts between a GPU and the CPU

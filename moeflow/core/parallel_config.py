@@ -81,15 +81,6 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertParallelConfig:
-    """Replicas of an engine that each have some of every layer's experts, and compute these for all."""
-
-    num_replicas: int
-    replica: int = 0  # that this engine is
-    folder: str = ""  # where replicas find each other; only their user may enter it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
     """The ranks of an engine: how layers are cut into stages, and how the ranks of a stage share experts and heads."""
 

@@ -64,7 +64,7 @@ def needs_torch(config: EngineConfig) -> bool:
 
     Code that shares a model with other processes or devices, or drafts for it, computes in torch, too.
     """
-    shares = config.offload or config.parallel or config.expert_parallel or config.experts
+    shares = config.offload or config.parallel or config.experts
     return not (config.cpu_isa and config.packed_file) or bool(shares or config.draft_models or config.lossy_top_k)
 
 

@@ -17,14 +17,13 @@ from moeflow.parallel.blocks import with_kv_heads_of
 from moeflow.parallel.stages import layers_of
 
 if TYPE_CHECKING:
-    from moeflow.engine.expert_replica import ExpertReplica
     from moeflow.engine.offload.offloaded_model import OffloadedModel
     from moeflow.engine.ranks.rank_upkeep import RankUpkeep
     from moeflow.kernels.arrays import Device
     from moeflow.models.language_model import LanguageModel
 
 with on_demand(__name__):
-    from moeflow.engine import decode_graphs, in_flight_forward
+    from moeflow.engine import decode_graphs
     from moeflow.engine.ranks import stage_forward
     from moeflow.kv import state_storage
 
@@ -92,18 +91,13 @@ def make_forward(
     model: LanguageModel | OffloadedModel,
     kv: KVStorage,
     upkeep: RankUpkeep | None,
-    replica: ExpertReplica | None = None,
     steps: decode_graphs.HostSteps | None = None,
 ) -> Forward:
     """Return how this process computes passes.
 
-    `upkeep`: of a rank that shares the model; `replica`: one whose passes may be cut; `steps`: of passes on a GPU,
-    which the host computes.
+    `upkeep`: of a rank that shares the model; `steps`: of passes on a GPU, which the host computes.
     """
     parallel = config.parallel
-    if replica is not None:
-        assert isinstance(model, CausalLM), "replicas that share experts keep their weights in memory"
-        return in_flight_forward.InFlightForward(model, kv, replica.shares, replica.in_flight)
     device = device_of_arrays(config, model.config)
     if config.device != "cpu" and decode_graphs.can_capture(model, config):
         assert isinstance(model, CausalLM)

@@ -30,7 +30,6 @@ from moeflow.pipeline.runtime.trace import Label, Trace
 
 if TYPE_CHECKING:
     from moeflow.engine import hybrid_store
-    from moeflow.engine.expert_replica import ExpertReplica
     from moeflow.engine.lossy_routing import LossyRouting
     from moeflow.engine.offload import offloaded_model
     from moeflow.engine.ranks.rank_upkeep import RankUpkeep
@@ -127,7 +126,6 @@ class OtherProcesses(msgspec.Struct, frozen=True):
 
     ranks: Ranks | None = None  # compute the same passes, each its part
     upkeep: RankUpkeep | None = None  # of these, between passes
-    replica: ExpertReplica | None = None  # engines that compute experts for each other
 
 
 ALONE: Final = OtherProcesses()
@@ -151,7 +149,7 @@ class ModelRunner:
 
         `lossy` chooses experts in the place of routers.
         """
-        self._ranks, self._upkeep, self._replica = others.ranks, others.upkeep, others.replica
+        self._ranks, self._upkeep = others.ranks, others.upkeep
         self.info = info
         self._model, self._config = model, config
         self._experts, self._lossy = experts, lossy
@@ -165,11 +163,7 @@ class ModelRunner:
         self._no_expert_stats = ExpertStats(memory_limit_bytes=config.memory_bytes)
         shape = model.config
         self._kv = make_kv_storage(config, shape)
-        # Recording visits one layer after the other, so such a pass is not split.
-        replica = None if recorder is not None else self._replica
-        self._forward = make_forward(
-            config, model, self._kv, self._upkeep, replica, None if hybrid is None else hybrid.pool
-        )
+        self._forward = make_forward(config, model, self._kv, self._upkeep, None if hybrid is None else hybrid.pool)
         is_continuous = config.scheduler.policy == "continuous"  # others have all requests in every pass
         self._sampling = MaskedSampling(PASS_WAIT_S if is_continuous else None)
         self._num_generated = 0  # tokens, by the last pass
@@ -214,8 +208,6 @@ class ModelRunner:
         """Return what became of experts that come from disk so far."""
         if self._upkeep is not None and self._ranks is not None:
             return self._upkeep.add_stats(self._no_expert_stats, self._ranks.hosts)
-        if self._replica is not None:
-            return self._replica.add_stats(self._no_expert_stats)
         return self._no_expert_stats if self._experts is None else self._experts.stats()
 
     def close_too(self, part: Closable) -> None:
@@ -238,7 +230,7 @@ class ModelRunner:
     def _parts(self) -> Iterator[Closable]:
         yield self._model
         yield from self._closed_too
-        others = (self._recorder, self._replica, self._ranks, self._lossy, self._experts)
+        others = (self._recorder, self._ranks, self._lossy, self._experts)
         yield from filter(None, others)
 
     def _write_trace(self) -> None:

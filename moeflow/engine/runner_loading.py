@@ -31,7 +31,6 @@ from moeflow.models.layers.allocation.expert_homes import (
     InCache,
     InMemory,
     OnBothProcessors,
-    SharedByReplicas,
     home_on_ranks,
 )
 from moeflow.models.layers.allocation.packed import PackedAllocator
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
 with on_demand(__name__):
     from moeflow.checkpoint.packed import resident_reader
     from moeflow.engine import (
-        expert_replica,
         expert_store,
         hybrid_store,
         lossy_routing,
@@ -92,11 +90,10 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         ranks = _start_ranks(checkpoint, config)
         if ranks is not None:
             on_failure.callback(ranks.close)
-        replica = _expert_replica(checkpoint, config)
         hybrid = _hybrid_layers(checkpoint, config, experts)
-        memory = weight_memory(checkpoint, config, experts, progress, replica)
+        memory = weight_memory(checkpoint, config, experts, progress)
         upkeep = None if ranks is None else make_upkeep(checkpoint, config, ranks.group)
-        allocator = make_allocator(config, memory, experts, recorder, upkeep, replica, hybrid)
+        allocator = make_allocator(config, memory, experts, recorder, upkeep, hybrid)
         importance = known_importance(config.importance_file)
         model = load_model(
             checkpoint, allocator, num_threads=config.num_threads, progress=progress, importance=importance
@@ -115,12 +112,9 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         on_failure.callback(served.close)
         if ranks is not None:
             ranks.wait_until_loaded()
-        if replica is not None:
-            on_failure.callback(replica.close)
-            replica.begin(config.num_threads)
         store = _pass_experts(hybrid, config, model.config, experts, on_failure)
         info = _describe(model.config, checkpoint, config)
-        others = OtherProcesses(ranks, upkeep, replica)
+        others = OtherProcesses(ranks, upkeep)
         runner = ModelRunner(served, config, info, store, recorder, trace, others, lossy)
         on_failure.pop_all()
         if memory.pages is not None:
@@ -159,29 +153,21 @@ def _start_ranks(checkpoint: Checkpoint, config: EngineConfig) -> Ranks | None:
     return joined_ranks.JoinedRanks(checkpoint, config, config.parallel)
 
 
-def _expert_replica(checkpoint: Checkpoint, config: EngineConfig) -> expert_replica.ExpertReplica | None:
-    if config.expert_parallel is None:
-        return None
-    return expert_replica.ExpertReplica(config.expert_parallel, read_model_config(checkpoint))
-
-
 def weight_memory(
     checkpoint: Checkpoint,
     config: EngineConfig,
     experts: expert_store.ExpertStore | None = None,
     progress: Callable[[int, int], None] | None = None,
-    replica: expert_replica.ExpertReplica | None = None,
 ) -> WeightMemory:
     """Return the memory of the weights, filled if they have been packed before."""
     if experts is not None and config.hybrid is None:
         return resident_reader.read_resident(experts.index)
     if config.hybrid is not None and config.hybrid.packed_experts_file:
         return read_packed_experts(checkpoint, config, progress)
-    left_out = () if replica is None else replica.others_experts
     if not config.packed_file:
         return FreshMemory()
     as_tensors = device_of_arrays(config, read_model_config(checkpoint)) is not None
-    return map_packed(checkpoint, config, progress, left_out=left_out, as_tensors=as_tensors)
+    return map_packed(checkpoint, config, progress, as_tensors=as_tensors)
 
 
 def make_allocator(
@@ -190,12 +176,11 @@ def make_allocator(
     experts: expert_store.ExpertStore | None = None,
     recorder: routing_record.RoutingRecord | None = None,
     ranks: rank_upkeep.RankUpkeep | None = None,
-    replica: expert_replica.ExpertReplica | None = None,
     hybrid: hybrid_experts.HybridLayers | None = None,
 ) -> WeightAllocator:
-    """Return the places and formats of the layers' weights; `ranks`: the ranks that share the model.
+    """Return the places and formats of the layers' weights.
 
-    `replica` shares the experts with others; `hybrid` has them on a GPU and on the CPU.
+    The `ranks` share the model; `hybrid` has experts on a GPU and on the CPU.
     """
     device = None if memory.is_numpy else device_of_layers(config)
     dtype = dtype_on(config.dtype, device)
@@ -232,7 +217,7 @@ def make_allocator(
         device,
         formats_of(config),
         memory,
-        _expert_home(experts, ranks, replica),
+        _expert_home(experts, ranks),
         tensor_group=None if ranks is None or not cuts else ranks.layer_group,
         own_layers=None if ranks is None else ranks.layers,
         on_route=on_route,
@@ -297,15 +282,9 @@ def _home_on_both(config: EngineConfig, layers: hybrid_experts.HybridLayers, mem
     return OnBothProcessors(layers, config.is_wide, memory)
 
 
-def _expert_home(
-    experts: expert_store.ExpertStore | None,
-    ranks: rank_upkeep.RankUpkeep | None,
-    replica: expert_replica.ExpertReplica | None,
-) -> ExpertHome:
+def _expert_home(experts: expert_store.ExpertStore | None, ranks: rank_upkeep.RankUpkeep | None) -> ExpertHome:
     if experts is not None:
         return InCache(experts.pool)
-    if replica is not None:
-        return SharedByReplicas(replica.shares)
     return InMemory() if ranks is None else home_on_ranks(ranks.layer_group, ranks.experts)
 
 

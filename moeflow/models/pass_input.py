@@ -79,47 +79,6 @@ class PassInput(msgspec.Struct, frozen=True):
         results = self.result_rows()
         return [self._piece(start, stop, results) for start, stop in pairwise(bounds)]
 
-    def independent_bounds(self, block_size: int) -> list[int]:
-        """Return before which sequences, ascending, the pass may be cut into parts that are computed in any order.
-
-        No sequence of one part reads data written by another, like a sequence that begins with a prompt of the same
-        pass.
-        """
-        last_reader: dict[int, int] = {}
-        for number, block_ids in enumerate(self.block_ids):
-            last_reader.update(dict.fromkeys(block_ids, number))
-        bounds: list[int] = []
-        bound_until = 0  # the last sequence that reads what those before write
-        for number, (start, num_tokens) in enumerate(zip(self.starts, self.num_tokens, strict=True)):
-            if number > bound_until:
-                bounds.append(number)
-            written = self.block_ids[number][start // block_size : (start + num_tokens - 1) // block_size + 1]
-            bound_until = max(bound_until, number, *(last_reader[block] for block in written))
-        return bounds
-
-    def cut(self, bounds: Sequence[int], number: int) -> list[PassInput]:
-        """Return at most so many parts of about as many tokens, in order, cut before some of these sequences.
-
-        They return no rows: the caller combines results and selects rows of the whole pass.
-        """
-        before = [0, *accumulate(self.num_tokens)]
-        ideal = [part * before[-1] / number for part in range(1, number)]
-        cuts = sorted({min(bounds, key=lambda bound: abs(before[bound] - each)) for each in ideal})
-        return [self._sequences(first, last) for first, last in pairwise([0, *cuts, len(self.starts)])]
-
-    def _sequences(self, first: int, last: int) -> PassInput:
-        """Return some sequences of the pass as one."""
-        start, stop = sum(self.num_tokens[:first]), sum(self.num_tokens[:last])
-        trees = self.trees[first:last]
-        return PassInput(
-            token_ids=self.token_ids[start:stop],
-            starts=self.starts[first:last],
-            num_tokens=self.num_tokens[first:last],
-            block_ids=self.block_ids[first:last],
-            logit_rows=[],
-            trees=trees if any(trees) else [],
-        )
-
     def _piece(self, start: int, stop: int, results: list[int]) -> PassInput:
         """Return some tokens of the pass as one; `results` are the rows of all of it."""
         ends = accumulate(self.num_tokens)

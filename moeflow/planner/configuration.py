@@ -20,7 +20,7 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.hybrid_config import HybridConfig
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.offload_config import OffloadConfig
-from moeflow.core.parallel_config import ExpertParallelConfig, ParallelConfig
+from moeflow.core.parallel_config import ParallelConfig
 from moeflow.core.token_choice import TokenChoice
 from moeflow.models.sampling_defaults import read_sampling_defaults
 from moeflow.planner.choices.batching_choice import Batching
@@ -50,7 +50,6 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     experts: ExpertSlotsConfig | None = None
     packed_file: str = ""
     parallel: ParallelConfig | None = None
-    expert_parallel: ExpertParallelConfig | None = None
     hybrid: HybridConfig | None = None
     offload: OffloadConfig | None = None
     gpu_memory_bytes: int = 0
@@ -114,7 +113,6 @@ def engine_config(
         lossy_top_k=choices.lossy_top_k,
         packed_file=choices.packed_file,
         parallel=choices.parallel,
-        expert_parallel=choices.expert_parallel,
         hybrid=choices.hybrid,
         offload=choices.offload,
         gpu_memory_bytes=choices.gpu_memory_bytes,

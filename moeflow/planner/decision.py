@@ -16,7 +16,7 @@ from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import DEVICE, RAM
 from moeflow.core.hybrid_config import HybridConfig
 from moeflow.core.model_config import ModelConfig
-from moeflow.core.parallel_config import ExpertParallelConfig, ParallelConfig
+from moeflow.core.parallel_config import ParallelConfig
 from moeflow.experts.predict.registry import COMBINED, WHOLE_PASS
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.on_demand import on_demand
@@ -45,7 +45,6 @@ from moeflow.planner.choices.rank_layout_choice import choose_rank_layouts
 from moeflow.planner.choices.refused_settings import check_settings
 from moeflow.planner.choices.replica_choice import (
     check_replicas,
-    choose_expert_parallel,
     what_each_has,
 )
 from moeflow.planner.choices.speculation_choice import SpeculatorChoice, choose_speculators
@@ -157,16 +156,13 @@ class Decision:
         lossy_top_k = self._lossy_top_k()
         held = self._held(device, cpu_isa)
         parallel = self._parallel(held.plan)
-        expert_parallel = choose_expert_parallel(
-            settings, self.shape, cpu_isa=cpu_isa, comes_from_disk=held.plan is not None, reasons=self.reasons
-        )
         speculators.check(parallel)
         cache, num_kept_blocks = self._kv_cache(held, parallel)
         if device == "cpu" and not self.offloads_to_torch:
             self.memory_bytes = self._held_bytes(held, cache)
         elif held.memory is not None:
             self.memory_bytes = held.memory.process_bytes + held.memory.weight_bytes
-        return self._engine_config(held, parallel, expert_parallel, cache, num_kept_blocks, lossy_top_k, speculators)
+        return self._engine_config(held, parallel, cache, num_kept_blocks, lossy_top_k, speculators)
 
     def _held_bytes(self, held: _Held, cache: KVCacheChoice) -> int:
         """Return what all replicas hold at most; weights that they map from one file count once."""
@@ -399,7 +395,6 @@ class Decision:
         self,
         held: _Held,
         parallel: ParallelConfig | None,
-        expert_parallel: ExpertParallelConfig | None,
         cache: KVCacheChoice,
         num_kept_blocks: int | None,
         lossy_top_k: int,
@@ -420,7 +415,6 @@ class Decision:
             experts=self._expert_slots(held),
             packed_file=self._packed_file(held),
             parallel=parallel,
-            expert_parallel=expert_parallel,
             hybrid=self._hybrid(held, cache),
             gpu_memory_bytes=settings.gpu_memory_bytes or 0,
             memory=self._memory(held),
@@ -466,10 +460,9 @@ class Decision:
         """Count the weights of several engines once if all map them from one file, and return whether they do."""
         if self.num_replicas == 1 or not cpu_isa:
             return False
-        maps_together = self.settings.expert_parallel or file is not None
-        if maps_together:
+        if file is not None:
             self.budget.take_share(mapped_bytes=ceil(self._costs(weights).model_bytes))
-        return maps_together
+        return file is not None
 
     def _ranks(self, weights: WeightChoice, batching: Batching, cpu_isa: str) -> ParallelConfig | None:
         """Return how processes share the model, in the fastest layouts that the user leaves open;

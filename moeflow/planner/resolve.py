@@ -94,7 +94,7 @@ def resources_for(settings: Settings) -> HostResources:
 def _most_replicas(settings: Settings, usage: Usage, resources: HostResources, *, needs_weights: bool) -> int:
     """Return how many replicas fit, of fewer than are asked for."""
     for number in range(settings.num_replicas_here - 1, 0, -1):
-        fewer = replace(settings, num_replicas=number, expert_parallel=settings.expert_parallel and number > 1)
+        fewer = replace(settings, num_replicas=number)
         with suppress(CapacityError):
             _resolve(fewer, usage, resources, unmeasured, None, needs_weights=needs_weights)
             return number

@@ -14,7 +14,6 @@ once: there is nothing to choose.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
 from bisect import insort
@@ -38,7 +37,6 @@ from moeflow.processes.process_client import ProcessEngine, Progress
 from moeflow.processes.replica import Replica, Start
 from moeflow.processes.replica_target import ReplicaTarget
 from moeflow.processes.restart_limits import MAX_PER_HOUR, RestartLimits
-from moeflow.processes.socket_folder import SocketFolder
 from moeflow.processes.stall import TIMEOUT_S
 from moeflow.processes.stats_sum import summed
 from moeflow.scheduler.dispatch import Dispatch
@@ -69,15 +67,12 @@ class Supervisor:
         launcher: RayLauncher | None = None,
         places: EnginePlaces | None = None,
         target: ReplicaTarget | None = None,
-        folder: SocketFolder | None = None,
     ) -> None:
         """Nothing is started before `load`. `starts` has one for each replica, for which `make_limits` is called.
 
         `scheduler` configures that of each engine. `launcher` has started the ranks that join, or keepers of the
-        engines; it ends with the engines, and so do the `places` of keepers. `target` decides their number. `folder`,
-        if there is one, is removed at the end.
+        engines; it ends with the engines, and so do the `places` of keepers. `target` decides their number.
         """
-        self._folder = folder
         self._make_limits = make_limits
         self._scheduler = scheduler
         self._first_start = starts[0]
@@ -119,17 +114,14 @@ class Supervisor:
         places, launcher = await _nodes_of(config, nodes)
         num_replicas = num_replicas if nodes is None else nodes.number
         launch = LocalHost.launch if places is None else places.launch
-        folder = None if config.expert_parallel is None else SocketFolder()
-        configs = [_config_of(replica, config, folder) for replica in range(num_replicas)]
         supervisor = cls(
-            [partial(ProcessEngine.start, each, launch=launch, timeout_s=timeout_s) for each in configs],
+            [partial(ProcessEngine.start, config, launch=launch, timeout_s=timeout_s)] * num_replicas,
             partial(RestartLimits, max_restarts),
             on_failure,
             scheduler=config.scheduler,
             launcher=launcher,
             places=places,
             target=None if nodes is None or nodes.most == nodes.number else ReplicaTarget(nodes.number, nodes.most),
-            folder=folder,
         )
         await supervisor.load(on_progress)
         return supervisor
@@ -384,21 +376,11 @@ class Supervisor:
             self._places.close()
         if self._launcher is not None:
             await self._launcher.close()
-        if self._folder is not None:
-            self._folder.remove()
 
     def _end_requests(self) -> None:
         for request in self._unfinished():
             request.outputs.put_nowait(None)
         self._queue.clear()
-
-
-def _config_of(replica: int, config: EngineConfig, folder: SocketFolder | None) -> EngineConfig:
-    """Return the configuration of one of the replicas, which find each other in a folder if they share experts."""
-    if config.expert_parallel is None or folder is None:
-        return config
-    own = dataclasses.replace(config.expert_parallel, replica=replica, folder=str(folder.path))
-    return dataclasses.replace(config, expert_parallel=own)
 
 
 async def _nodes_of(config: EngineConfig, nodes: NodeReplicas | None) -> tuple[EnginePlaces | None, RayLauncher | None]:

@@ -192,7 +192,6 @@ _REPLICA_GAUGES: Final[Rows] = (
     ("moeflow_replica_requests_running", "Sequences in its passes", "stats.num_running"),
     ("moeflow_replica_tokens_per_second", "Tokens it generates per second", "stats.tokens_per_second"),
     ("moeflow_replica_kv_usage_ratio", "Share of its KV blocks in use", lambda it: kv_usage(it.stats)),
-    ("moeflow_replica_peers", "Other replicas that compute their experts for it now", "stats.num_peers"),
 )
 _REPLICA_COUNTERS: Final[Rows] = (
     ("moeflow_replica_generated_tokens", "Tokens it has generated", "stats.generated_tokens_total"),
@@ -200,19 +199,6 @@ _REPLICA_COUNTERS: Final[Rows] = (
         "moeflow_replica_restarts",
         "Times that it was started in the place of one that died",
         "stats.engine_restarts_total",
-    ),
-    ("moeflow_replica_peer_rows_sent", "Rows it has sent to other replicas' experts", "stats.peer_rows_sent_total"),
-    ("moeflow_replica_peer_wait_seconds", "Time that its passes waited for these", "stats.peer_wait_s_total"),
-    (
-        "moeflow_replica_peer_pairs_served",
-        "Pairs of a token and an expert that it has computed for other replicas",
-        "stats.peer_pairs_served_total",
-    ),
-    ("moeflow_replica_peer_serve_seconds", "Time in which it computed these", "stats.peer_serve_s_total"),
-    (
-        "moeflow_replica_peer_pairs_taken_over",
-        "Pairs it has computed because the replica that has the expert was not there",
-        "stats.peer_pairs_taken_over_total",
     ),
 )
 _RANK_GAUGES: Final[Rows] = (

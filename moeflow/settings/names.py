@@ -17,7 +17,6 @@ _ALIKE: Final = (
     ("tensor_parallel_size", "num_ranks"),
     ("pipeline_parallel_size", "stages"),
     ("data_parallel_size", "num_replicas"),
-    ("enable_expert_parallel", "expert_parallel"),
     ("enable_prefix_caching", "prefix_caching"),
     ("quantization", "quantize"),
     ("served_model_name", "model_name"),

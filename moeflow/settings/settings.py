@@ -251,15 +251,6 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
         is_served_only=True,
         depends_on=("num_replicas",),
     )
-    expert_parallel: bool = _device(
-        "--expert-parallel/--no-expert-parallel",
-        "switch",
-        "Have each replica compute some of every layer's experts for all replicas, as work arrives. So an expert "
-        "is read from memory once for the tokens of all. Same answers to the bit.",
-        default=False,
-        is_served_only=True,
-        depends_on=("num_replicas",),
-    )
     listen_ranks: str | None = _device(
         "--listen-ranks",
         "text",

@@ -19,7 +19,6 @@ from moeflow.core.engine_config import (
     SchedulerConfig,
 )
 from moeflow.core.hybrid_config import HybridConfig
-from moeflow.core.parallel_config import ExpertParallelConfig
 
 NEEDED = {
     "model_path",
@@ -32,7 +31,6 @@ NEEDED = {
 }
 MADE = {
     "experts.packed_weights_file",
-    "expert_parallel.folder",
     "parallel.join.token_file",
     "prompt_cache.folder",
     "graph_file",
@@ -102,8 +100,3 @@ def test_the_needed_files_are_those_that_the_engine_only_reads(config):
         "/popularity",
         "/token",
     ]
-
-
-def test_replicas_that_share_experts_make_their_packed_weights(config):
-    shared = dataclasses.replace(config, expert_parallel=ExpertParallelConfig(num_replicas=2))
-    assert "/packed" not in shared.needed_files

@@ -133,7 +133,6 @@ def test_a_capacity_is_for_encoders_with_experts(tmp_path):
         ({"stages": "2"}, "--stages"),
         ({"speculators": ("suffix",)}, "--speculator"),
         ({"record_routing": Path("routing.moe")}, "--record-routing"),
-        ({"num_replicas": 2, "expert_parallel": True}, "--expert-parallel"),
     ],
 )
 def test_what_is_for_decoder_only_models_is_refused(made, settings, message):

@@ -127,7 +127,6 @@ def test_a_second_turn_goes_on_from_the_last_checkpoint_with_the_same_bits(tiny)
         ({"num_ranks": 2}, "--ranks"),
         ({"stages": "2"}, "--stages"),
         ({"speculators": ("suffix",)}, "--speculator"),
-        ({"num_replicas": 2, "expert_parallel": True}, "--expert-parallel"),
         ({"quantize": "q4_k_m"}, "q4_k_m"),
         ({"device": "emulated:64MiB,1"}, "--device.* do not go with recurrent layers"),
     ],

@@ -42,33 +42,3 @@ def test_micro_batches_put_together_are_the_pass(whole):
     found = [piece.token_ids[row] for piece in pieces for row in piece.logit_rows[0]]
     assert found == [whole.token_ids[row] for row in whole.result_rows()]
     assert {row for rows in whole.logit_rows + whole.pooled_rows for row in rows} == set(whole.result_rows())
-
-
-@given(st.data())
-def test_parts_that_are_cut_where_they_may_be_read_nothing_that_others_write(data):
-    """Blocks of two tokens; a sequence may begin with full blocks of those before, of the same pass or not."""
-    known, block_ids, starts, counts = list(range(100, 104)), [], [], []
-    for sequence in range(data.draw(st.integers(1, 6))):
-        shared = data.draw(st.lists(st.sampled_from(known), unique=True, max_size=3))
-        count = data.draw(st.integers(1, 6))
-        own = [10 * sequence + number for number in range((count + 1) // 2)]
-        block_ids.append((*shared, *own))
-        starts.append(2 * len(shared))
-        counts.append(count)
-        known += own[: count // 2]
-    rows = [token for count in counts for token in range(count)]
-    whole = PassInput(rows, starts, counts, block_ids, [[0]])
-    bounds = whole.independent_bounds(2)
-    written = [set(blocks[start // 2 :]) for blocks, start in zip(block_ids, starts, strict=True)]
-    assert bounds == [
-        bound
-        for bound in range(1, len(counts))
-        if not any(written[a] & set(block_ids[b]) for a in range(bound) for b in range(bound, len(counts)))
-    ]
-    number = data.draw(st.integers(1, len(bounds) + 1))
-    parts = whole.cut(bounds, number)
-    assert 1 <= len(parts) <= number
-    assert [token for part in parts for token in part.token_ids] == whole.token_ids
-    assert [place for part in parts for place in zip(part.starts, part.num_tokens, part.block_ids, strict=True)] == [
-        *zip(starts, counts, block_ids, strict=True)
-    ]

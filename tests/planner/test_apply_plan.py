@@ -95,7 +95,6 @@ def with_config(**changed):
         {"num_ranks": 2, "listen_ranks": "9200", "ray_address": "auto", "is_served": True},
         {"num_replicas": 2, "is_served": True},
         {"num_replicas": 2, "is_served": True, "memory_bytes": 1 << 31},
-        {"num_replicas": 2, "is_served": True, "expert_parallel": True},
         {"speculators": ("suffix", "early-exit")},
         {"device": "emulated:64MiB,1,t4", "pipeline": "flexgen", "micro_batch": 4},
         {"device": "emulated:64MiB,0.5,torch"},
@@ -287,10 +286,6 @@ def test_threads_that_the_user_planned_with_are_not_changed_silently(folder):
     assert apply_plan(plan, given, resources=small).config.num_threads == 2
 
 
-def replicas_that_share():
-    return dataclasses.replace(PLAN, settings={"num_replicas": 2, "expert_parallel": True})
-
-
 def test_settings_that_depend_on_another_change_with_it():
     on_device = dataclasses.replace(
         PLAN,
@@ -298,8 +293,9 @@ def test_settings_that_depend_on_another_change_with_it():
     )
     assert changes(on_device, {"pipeline": "cgopipe"}) == {"pipeline": "cgopipe"}
     assert changes(on_device, {"device": "cpu"}) == {"device": "cpu", "pipeline": None, "resident_experts": None}
-    assert changes(replicas_that_share(), {"num_replicas": 1}) == {"num_replicas": 1, "expert_parallel": False}
-    assert changes(replicas_that_share(), {"num_replicas": 3, "expert_parallel": True}) == {"num_replicas": 3}
+    growing = dataclasses.replace(PLAN, settings={"num_replicas": 2, "max_replicas": 4})
+    assert changes(growing, {"num_replicas": 1}) == {"num_replicas": 1, "max_replicas": None}
+    assert changes(growing, {"num_replicas": 3, "max_replicas": 4}) == {"num_replicas": 3}
     assert changes(on_device, {"quantize": "int8"}) == {"quantize": "int8", "dtype": "auto"}
 
 
@@ -315,7 +311,7 @@ def test_settings_that_depend_on_another_change_with_it():
         ({"num_ranks": 2, "num_redundant_experts": 2}, {"expert_placement": "index"}),
         ({"num_ranks": 2, "expert_layout": "sliced"}, {"device": "emulated:64MiB,1"}),
         ({"stages": "2"}, {"device": "emulated:64MiB,1"}),
-        ({"num_replicas": 2, "is_served": True, "expert_parallel": True}, {"device": "emulated:64MiB,1"}),
+        ({"num_replicas": 2, "is_served": True}, {"device": "emulated:64MiB,1"}),
         ({"device": "emulated:64MiB,1", "pipeline": "flexgen"}, {"device": "cpu"}),
     ],
     ids=str,

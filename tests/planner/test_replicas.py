@@ -144,40 +144,6 @@ def test_where_there_can_be_only_one(model):
         resolved(model, 0)
 
 
-def test_replicas_that_share_experts_map_one_copy_which_the_first_makes(model, tmp_path):
-    asked = {"expert_parallel": True, "cache_dir": tmp_path, "dtype": "float32", "max_model_len": 16}
-    plan = resolved(model, 2, **asked).plan
-    reasons = dict(plan.reasons)
-    assert plan.config.expert_parallel.num_replicas == 2
-    assert reasons["experts"].startswith("each replica computes 2 of the 4 experts of a layer for all")
-    assert "in memory once" in reasons["replicas"]
-    assert reasons["start"] == f"weights are packed into {plan.config.packed_file} first, and mapped from there"
-    file_bytes = pack(model, None, cache_dir=tmp_path, dtype="float32").spec.file_bytes
-    packed = resolved(model, 2, **asked, free_bytes=2 * PROCESS_BYTES + file_bytes * 3 // 2)
-    assert packed.config.packed_file == plan.config.packed_file
-    assert "mapped from" in dict(packed.plan.reasons)["start"]
-    with pytest.raises(CapacityError, match=r"3 replicas \(--replicas\) do not fit, 2 would"):
-        resolved(model, 3, **asked, free_bytes=2 * PROCESS_BYTES + file_bytes * 3 // 2)
-
-
-def test_who_cannot_share_experts_is_told_what_to_do(model, tmp_path):
-    for number, settings, problem in (
-        (1, {}, r"set the number of replicas \(--replicas\)"),
-        (2, {"num_ranks": 2}, "remove --ranks and --stages"),
-        (2, {"stages": "2"}, "remove --ranks and --stages"),
-        (5, {}, r"5 replicas cannot share .* only 4 experts a layer: use fewer"),
-    ):
-        with pytest.raises(ConfigError, match=problem):
-            resolved(model, number, expert_parallel=True, **settings)
-    write_tiny_mixtral(tmp_path, intermediate_size=4096, num_local_experts=16)
-    passes = {"max_num_seqs": 4, "max_num_batched_tokens": 64}
-    roomy = resolved(str(tmp_path), 2, memory_bytes=2 * GIB, **passes).config.memory
-    server = 2 * roomy.limit_bytes - 2 * GIB
-    tight = server + 2 * (roomy.process_bytes + roomy.work_bytes - server + 8 * MIB)
-    with pytest.raises(ConfigError, match=r"keep them in memory, once for all, but --memory is too little"):
-        resolved(str(tmp_path), 2, expert_parallel=True, memory_bytes=tight, **passes)
-
-
 def test_replicas_of_a_shape_without_weights_are_counted_too():
     settings = Settings(model="mixtral-8x7b", is_served=True, num_replicas=3)
     two_fit = HostResources(8, 400 * GIB, 200 * GIB, None, 0)

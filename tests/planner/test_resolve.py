@@ -138,7 +138,6 @@ def test_ray_starts_replicas_that_are_each_planned_like_one_engine(model, tmp_pa
         ({"max_replicas": 7}, "7 replicas at most .* are fewer than the least, 8"),
         ({"max_replicas": 9, "ray_address": None}, "changes .* on a Ray cluster only"),
         ({"num_ranks": 2, "listen_ranks": "9200"}, "either ranks or replicas"),
-        ({"expert_parallel": True}, "are processes of this machine: remove --ray-address and --listen-ranks"),
     ):
         with pytest.raises(ConfigError, match=complaint):
             resolve(dataclasses.replace(several, **more), resources=machine())

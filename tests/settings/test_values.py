@@ -28,7 +28,7 @@ COUNTS = (
     "max_num_batched_tokens",
     "expert_capacity",
 )
-FLAGS = ("exact_activations", "prefix_caching", "expert_parallel", "is_served", "shares_memory")
+FLAGS = ("exact_activations", "prefix_caching", "is_served", "shares_memory")
 PATHS = (
     "packed_weights_file",
     "record_routing",

@@ -11,7 +11,7 @@ import errno
 import mmap
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -36,21 +36,19 @@ def map_weights(
     index: SlabIndex,
     on_bytes: OnBytes | None = None,
     *,
-    left_out: Collection[int] = (),
     left_on_disk: range = range(0),
     as_tensors: bool = True,
 ) -> LaidOutMemory:
     """Return a model's weights as they lie in its file, as torch's tensors or NumPy's arrays.
 
-    Experts in `left_out`, of any layer, and the bytes `left_on_disk` after all experts are not loaded. Their pages are
-    loaded on first use.
+    The bytes `left_on_disk`, after all experts, are not loaded. Their pages are loaded on first use.
 
     Raises: CheckpointError if the file is not what the index says any more, or cannot be read; CapacityError if the
     system refuses the addresses.
     """
     spec = index.spec
     content, identity = _map(index)
-    ranges = _ranges_without(index.spec, left_out, left_on_disk)
+    ranges = _ranges_without(index.spec, left_on_disk)
     _bring_in(content, index, ranges, on_bytes or ignore)
     as_mapped = np.frombuffer(content, np.uint8)
     whole = array_on(as_mapped, "cpu" if as_tensors else None)
@@ -93,13 +91,11 @@ def _map(index: SlabIndex) -> tuple[mmap.mmap, os.stat_result]:
     return content, identity
 
 
-def _ranges_without(spec: SlabSpec, left_out: Collection[int], left_on_disk: range) -> list[range]:
-    """Return the bytes of a file without some experts of each layer, and without some bytes behind them."""
-    numbers = [spec.number(layer, it) for layer in range(spec.num_layers) for it in sorted(left_out)]
-    gaps = [range(spec.offset(number), spec.offset(number + 1)) for number in numbers]
-    gaps += [left_on_disk] * bool(left_on_disk)
-    bounds = [0, *(bound for gap in gaps for bound in (gap.start, gap.stop)), spec.file_bytes]
-    return [range(start, stop) for start, stop in zip(bounds[::2], bounds[1::2], strict=True) if start < stop]
+def _ranges_without(spec: SlabSpec, left_on_disk: range) -> list[range]:
+    """Return the bytes of a file without some of them."""
+    if not left_on_disk:
+        return [range(spec.file_bytes)]
+    return [part for part in (range(left_on_disk.start), range(left_on_disk.stop, spec.file_bytes)) if part]
 
 
 def _bring_in(content: mmap.mmap, index: SlabIndex, ranges: Sequence[range], on_bytes: OnBytes) -> None:

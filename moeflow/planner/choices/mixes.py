@@ -41,7 +41,7 @@ def mixed_formats(mix: Mix, shape: ModelConfig, *, can_differ: bool = True) -> M
         if mix != "q4_k":
             raise ConfigError(
                 f"--quantize {mix} has matrices of several formats, which do not go with encoders, recurrent layers, "
-                "--expert-parallel or --remote-experts: use --quantize q4_k"
+                "or --remote-experts: use --quantize q4_k"
             )
         return MixedFormats(_four_bits(*_columns(shape)), embeddings)  # all alike
     layers = tuple(_layer(mix, shape, layer) for layer in range(shape.num_layers))

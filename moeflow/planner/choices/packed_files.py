@@ -4,7 +4,6 @@ memory starts from them if they exist.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import cast
@@ -81,21 +80,16 @@ def map_packed(
     config: EngineConfig,
     on_bytes: OnBytes | None = None,
     *,
-    left_out: Collection[int] = (),
     as_tensors: bool = True,
 ) -> WeightMemory:
     """Return the weights of a model that fits into memory, mapped from `config.packed_file`.
 
-    Replicas that share experts have it made if it is not there; `left_out` and `as_tensors` as in `map_weights`.
-    Raises: as `ensure_packed_weights_file` and `map_weights` do.
+    Raises: CheckpointError for another file, and as `map_weights` does. See there for `as_tensors`.
     """
     file, formats = Path(config.packed_file), formats_of(config)
-    if config.expert_parallel is None:
-        index = _read_index(file, slab_spec(checkpoint, formats))
-    else:
-        index = ensure_packed_weights_file(checkpoint, file, config, on_bytes)
+    index = _read_index(file, slab_spec(checkpoint, formats))
     table = layer_table_range(checkpoint, formats, index.spec)
-    return map_weights(index, on_bytes, left_out=left_out, left_on_disk=table, as_tensors=as_tensors)
+    return map_weights(index, on_bytes, left_on_disk=table, as_tensors=as_tensors)
 
 
 def find_packed_experts(checkpoint: Checkpoint, formats: WeightFormats, cache_dir: Path | None) -> Path | None:

@@ -14,11 +14,10 @@ RANKS: Final = "ranks (--ranks)"
 PIPELINES: Final = "pipelines of a device that is smaller than the model (--device)"
 DEVICES: Final = "devices that compute like a GPU (--device)"
 _STAGES: Final = "stages (--stages)"
-_SHARED_EXPERTS: Final = "replicas that share experts (--expert-parallel)"
 _SPECULATORS: Final = "speculators (--speculator)"
 _LENDERS: Final = "lenders of memory (--remote-experts)"
 _RECORDS: Final = "records of routing (--record-routing)"
-_WHOLE_DECODERS: Final = (RANKS, _STAGES, _SHARED_EXPERTS, _SPECULATORS, PIPELINES, _LENDERS)
+_WHOLE_DECODERS: Final = (RANKS, _STAGES, _SPECULATORS, PIPELINES, _LENDERS)
 
 _REFUSED: Final[tuple[tuple[Callable[[ModelConfig], bool], str, tuple[str, ...]], ...]] = (
     # whether a model is of the kind, the property of such models, and the settings it excludes
@@ -50,7 +49,6 @@ def check_settings(settings: Settings, shape: ModelConfig) -> None:
     asked = {
         RANKS: (settings.num_ranks or 1) > 1,
         _STAGES: settings.stages is not None,
-        _SHARED_EXPERTS: settings.expert_parallel,
         _SPECULATORS: bool(settings.speculators),
         _RECORDS: settings.record_routing is not None,
         _LENDERS: settings.remote_experts is not None,

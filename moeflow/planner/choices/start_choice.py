@@ -6,7 +6,7 @@ from pathlib import Path
 
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.packed.layout import SlabSpec
-from moeflow.planner.choices.packed_files import find_packed_weights_file, place_of_packed_weights
+from moeflow.planner.choices.packed_files import find_packed_weights_file
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.choices.weight_choice import WeightChoice
 from moeflow.planner.known_importance import known_importance_file
@@ -23,10 +23,7 @@ def choose_packed_file(
 ) -> str:
     """Return the packed weights that all weights are mapped from, which are those found in `file`; empty if none."""
     named = settings.packed_weights_file
-    if file is None and settings.expert_parallel:  # which replicas need: the first of them makes it
-        file = place_of_packed_weights(checkpoint, spec, named, settings.cache_dir)
-        reasons.append(("start", f"weights are packed into {file} first, and mapped from there"))
-    elif file is not None:
+    if file is not None:
         reasons.append(("start", f"weights are mapped from {file}, as `moeflow pack` left them"))
     elif named is not None:
         reasons.append(("start", f"weights are packed anew: {named} is not there (`moeflow pack` makes it)"))

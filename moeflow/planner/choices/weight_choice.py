@@ -188,7 +188,7 @@ def _own_reason(stored_as: set[str]) -> str:
 
 def shares_layers(settings: Settings) -> bool:
     """Return whether other processes are to have experts of this one, which are sent as if all were alike."""
-    return bool(settings.expert_parallel or settings.remote_experts)
+    return settings.remote_experts is not None
 
 
 def _with_several(choice: WeightChoice, checkpoint: Checkpoint, apart: NamesApart) -> WeightChoice:

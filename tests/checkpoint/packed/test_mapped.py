@@ -58,7 +58,7 @@ def test_pages_become_large_and_hold_what_they_held(tmp_path):
     spec = make_spec(slab_bytes=MIB, resident_bytes=MIB)
     file = write_packed_weights_file(tmp_path / "model.slabs", spec).path
     file.write_bytes(file.read_bytes())  # copied just before, so that none of it is on disk yet
-    memory = map_weights(read_slab_index(file), left_out=[3], as_tensors=False)
+    memory = map_weights(read_slab_index(file), as_tensors=False)
     memory.pages.begin()
     memory.pages._thread.join()
     assert memory.block(MIB).tobytes() == resident(spec)

@@ -36,13 +36,13 @@ def test_a_plan_is_read_and_what_the_user_said_is_told(file, capsys):
 
 
 def test_settings_that_fall_back_are_told_as_the_command_line_has_them(file, capsys):
-    planned = {"prefix_caching": False, "memory_bytes": 1 << 30, "num_replicas": 2, "expert_parallel": True}
+    planned = {"prefix_caching": False, "memory_bytes": 1 << 30, "num_replicas": 2}
     file.write_text(plan_to_json(dataclasses.replace(PLAN, settings=planned)))
     overrides = {"model": None, "plan_file": file, "prefix_caching": True, "device": "cuda"}
     settings = settings_of(overrides)
-    assert (settings.prefix_caching, settings.memory_bytes, settings.expert_parallel) == (True, None, False)
+    assert (settings.prefix_caching, settings.memory_bytes) == (True, None)
     told = capsys.readouterr().err
-    for text in ("--prefix-caching", "--device cuda", "no --memory", "no --replicas", "--no-expert-parallel"):
+    for text in ("--prefix-caching", "--device cuda", "no --memory", "no --replicas"):
         assert f"note: {text} changes the plan\n" in told
     settings_of({**overrides, "device": None, "prefix_caching": False})
     assert "changes the plan" not in capsys.readouterr().err

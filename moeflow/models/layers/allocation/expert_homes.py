@@ -1,4 +1,4 @@
-"""Homes of packed experts: main memory, the cache over slabs on disk, and memory that ranks or replicas share."""
+"""Homes of packed experts: main memory, the cache over slabs on disk, and memory that ranks share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from moeflow.parallel.group import Group
 if TYPE_CHECKING:
     from moeflow.experts.cached_experts import ExpertPool
     from moeflow.experts.hybrid.hybrid_experts import HybridExperts, HybridLayers
-    from moeflow.models.layers.expert_shares import ExpertShares
     from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 
 with on_demand(__name__):
@@ -124,19 +123,6 @@ class OnBothProcessors(msgspec.Struct, frozen=True):
         assert storage is not None  # main memory has all of them
         packed, is_filled = spec.over(storage), self.memory.is_filled
         return hybrid_experts.HybridExperts(layers, matrices, packed, biases, joined, is_filled=is_filled)
-
-
-@dataclass(frozen=True, slots=True)
-class SharedByReplicas:
-    """All experts in a file that replicas map; each replica computes some."""
-
-    shares: ExpertShares
-
-    def place(self, experts: PackedSpec) -> ExpertWeights:
-        """See `ExpertHome.place`."""
-        storage = experts.rows(experts.expert_bytes)
-        assert storage is not None  # replicas map whole experts
-        return self.shares.add_layer(experts.over(storage))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,0 @@
-"""Expert parallelism without barriers: predicted, and measured in processes."""
