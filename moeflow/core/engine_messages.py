@@ -117,8 +117,8 @@ class PromptProgress(msgspec.Struct, frozen=True):
     elapsed_s: float  # since the first pass with the prompt began
 
 
-class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What one pass brought for one request."""
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one pass brought for one request. Fields without news take no bytes: most outputs are one token."""
 
     request_id: str
     token_ids: list[int] = []  # new ones; a stop token is included
@@ -248,7 +248,7 @@ class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
         return self.expert_hits_total / max(needed, 1)
 
 
-class EngineStats(ExpertStats, frozen=True, kw_only=True):
+class EngineStats(ExpertStats, frozen=True, kw_only=True, omit_defaults=True):
     """A snapshot. Names ending in `_total` only grow."""
 
     num_waiting: int = 0

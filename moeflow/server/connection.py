@@ -21,6 +21,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from moeflow.server.errors import ApiError
+from moeflow.server.piece_writer import offer_chunks
 from moeflow.server.request_log import RequestRecord, new_request_id, record_of
 
 
@@ -103,6 +104,12 @@ class TimedConnection(H11Protocol):
         self._heard_s = time.monotonic()
         super().data_received(data)
         self._note_what_is_awaited(time.monotonic())
+
+    def handle_events(self) -> None:
+        """Begin requests that have arrived. Their streams may write pieces of the body with `piece_writer`."""
+        super().handle_events()
+        if self.cycle is not None and self.scope["http_version"] == "1.1":
+            offer_chunks(cast(Scope, self.scope), self.cycle)
 
     def end_if_slow(self, now_s: float) -> None:
         """Close the connection if its client has taken too long to send or to read."""

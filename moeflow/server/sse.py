@@ -17,6 +17,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from moeflow.server.disconnect import ClientDisconnected, while_connected
+from moeflow.server.piece_writer import WritePiece, piece_writer
 
 PING_S: Final = 10.0  # at most between two events, and before the headers of a stream
 EVENTS: Final = "text/event-stream"
@@ -75,28 +76,30 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the source ends; a client that goes away is not an error here."""
         try:
-            async with aclosing(self._events), aclosing(self._with_pings(send)) as self.body_iterator:
-                await while_connected(receive, self.stream_response(send))
+            async with aclosing(self._events):
+                await while_connected(receive, self._send(send, piece_writer(scope, send)))
         except ClientDisconnected:
             return
         finally:
             self._on_end()
 
-    async def _with_pings(self, send: Send) -> AsyncGenerator[bytes, None]:
-        """Yield the events, and keep the connection busy until the last one."""
+    async def _send(self, send: Send, write: WritePiece) -> None:
+        """Send the events, and keep the connection busy until the last one."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         self._sent_s = time.monotonic()
-        pinging = asyncio.create_task(self._send_pings(send))
+        pinging = asyncio.create_task(self._send_pings(write))
         try:
             async for each in self._events:
                 self._sent_s = time.monotonic()
-                yield each
+                await write(each)
         finally:
             pinging.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_pings(self, send: Send) -> None:
+    async def _send_pings(self, write: WritePiece) -> None:
         """Send a ping whenever no event has come for `PING_S`: a proxy cuts connections without traffic."""
         while True:
             await asyncio.sleep(max(self._sent_s + PING_S - time.monotonic(), 0.0))
             if time.monotonic() - self._sent_s >= PING_S:
-                await send({"type": "http.response.body", "body": self._ping, "more_body": True})
+                await write(self._ping)
                 self._sent_s = time.monotonic()

@@ -11,6 +11,7 @@ import traceback
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from moeflow.server.paths import api_path
+from moeflow.server.piece_writer import WRITER, WritePiece
 from tests.server.official_types import check_answer, check_error, check_event
 from tests.server.stream_order import order_of
 
@@ -27,13 +28,19 @@ class CheckedApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = CheckedAnswer(scope)
 
-        async def send_checked(message: Message) -> None:
+        async def send_checked(message: Message, write: WritePiece | None = None) -> None:
             try:
                 answer.take(message)
             except Exception:
                 self.problems.append(f"{answer.name}: {traceback.format_exc()}")
-            await send(message)
+            await (send(message) if write is None else write(message["body"]))
 
+        if (write := scope.get(WRITER)) is not None:
+
+            async def write_checked(piece: bytes) -> None:
+                await send_checked({"type": "http.response.body", "body": piece, "more_body": True}, write)
+
+            scope[WRITER] = write_checked
         await self._app(scope, receive, send_checked)
 
     def require_no_problems(self) -> None:
