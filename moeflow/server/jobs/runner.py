@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,17 +116,25 @@ class _Window:
 
     def __init__(self, served: ServedModel) -> None:
         self._served = served
+        self._limit, self._limit_until_s = 0, 0.0
         self._num_open = 0
         self._has_news = asyncio.Event()
 
     async def enter(self) -> None:
         """Wait until another request may begin, and count it."""
-        while self._num_open >= WINDOW * self._served.num_places:
+        while self._num_open >= self._find_limit():
             self._has_news.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._has_news.wait()
         self._num_open += 1
+
+    def _find_limit(self) -> int:
+        """Return the limit. It is determined now and then: that takes longer than sending a request."""
+        now_s = time.monotonic()
+        if now_s >= self._limit_until_s:
+            self._limit, self._limit_until_s = WINDOW * self._served.num_places, now_s + LOOK_S
+        return self._limit
 
     def leave(self) -> None:
         """A request has ended."""
