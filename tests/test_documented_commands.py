@@ -132,7 +132,10 @@ ELSEWHERE = (
     (r"export (ANTHROPIC|CLAUDE|OPENAI)_.*|(cline|aider|OPENAI_API_BASE_URL=\S+) .*", "scripts/try-agents does"),
     (r"scripts/(sanitize.*|wheel|check-arm extension)", "compiles for minutes"),
     (r"python -m studies\.(collectives|engine_deaths).*", "measures for minutes, on an idle machine"),
-    (r"python -m studies.(remote_experts .*|node_replicas.*)", "wants network namespaces and root"),
+    (
+        r"python -m studies.(remote_experts .*|node_replicas.*|batch_kills.*|sleeping_engines.*)",
+        "wants network namespaces and root",
+    ),
     (r"scp .*", "wants two machines"),
     (r"podman .*", "wants a container engine; tests/test_containerfile.py reads the file"),
     (r"(install|systemctl|journalctl) .*", "wants systemd and root; tests/test_deploy.py reads the unit"),
