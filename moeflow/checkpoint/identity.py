@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ from moeflow.core.sha256 import sha256
 from moeflow.kernels.on_demand import on_demand, torch
 
 with on_demand(__name__):
-    from moeflow.checkpoint.hub import cache_layout, file_choice
+    from moeflow.checkpoint.hub import cache_layout, file_choice, model_name
 
 _NUM_SAMPLED: Final = 256  # sampled rows of matrices, or pieces of files: about a megabyte
 _PIECE_BYTES: Final = 4096
@@ -80,14 +81,19 @@ def called(model: Path) -> str:
 
 def pulled_name(path: Path) -> str | None:
     """Return the repository of a path in the hub library's cache, with a GGUF file's tag; None: it lies elsewhere."""
+    name = pulled_model(path)
+    return None if name is None else str(replace(name, revision=model_name.MAIN))
+
+
+def pulled_model(path: Path) -> model_name.ModelName | None:
+    """Return the name of a path in the hub library's cache, with its commit; None: it lies elsewhere."""
     parts = path.absolute().parts
     at = parts.index(_SNAPSHOTS) if _SNAPSHOTS in parts[1:] else 0
     if at == 0 or not parts[at - 1].startswith(cache_layout.FOLDER):
         return None
     repo = parts[at - 1].removeprefix(cache_layout.FOLDER).replace("--", "/")
-    if path.suffix != ".gguf":
-        return repo
-    return f"{repo}:{file_choice.tag_of('/'.join(parts[at + 2 :]))}"
+    file = file_choice.tag_of("/".join(parts[at + 2 :])) if path.suffix == ".gguf" else ""
+    return model_name.ModelName(repo, parts[at + 1], file)
 
 
 def _size_and_time(file: Path) -> tuple[int, int]:

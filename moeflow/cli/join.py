@@ -16,7 +16,7 @@ from moeflow.core.errors import ConfigError
 from moeflow.parallel.tcp.cluster_token import default_token_file, read_token
 
 EPILOG = """\b
-Examples, with two machines, a and b, that both have the model:
+Examples, with two machines, a and b:
   a$ moeflow serve ~/models/olmoe --ranks 2 --listen-ranks a.lan:9200
       waits for one other rank, and makes a token
   b$ scp a.lan:.cache/moeflow/cluster-token .
@@ -60,8 +60,8 @@ def join(
 ) -> None:
     """Compute part of a model for a server on another machine.
 
-    HOST:PORT is where that machine waits for ranks (--listen-ranks). MODEL is this machine's copy of the checkpoint;
-    without it, it lies where it does there.
+    HOST:PORT is where that machine waits for ranks (--listen-ranks). MODEL is this machine's copy of the checkpoint.
+    Without it, this machine uses the server's path or its own cache. It pulls a model that the server has pulled.
     """
     try:
         host, port = parse_address(address)

@@ -28,6 +28,7 @@ class ReplicaStatus:
     stats: EngineStats  # of it alone
     is_slow: bool = False  # it answers, but so late that it gets no new requests
     host: str = ""  # name of its machine; empty: the server's
+    activity: str = ""  # progress of its start; empty: none is known
 
 
 class EngineClient(Protocol):

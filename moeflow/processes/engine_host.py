@@ -41,6 +41,10 @@ class EngineHost(Protocol):
         """Why its machine does not answer, or its process is stopped; empty: neither is known."""
 
     @property
+    def activity(self) -> str:
+        """Progress of the host before the process starts; empty: nothing to report."""
+
+    @property
     def is_leaving(self) -> bool:
         """Whether its machine is about to go: the engine is to end once its requests are elsewhere."""
 
@@ -70,6 +74,7 @@ class LocalHost:
     """A child process of this one."""
 
     is_leaving = False  # it stays as long as this process
+    activity = ""
 
     def __init__(
         self,

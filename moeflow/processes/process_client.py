@@ -60,6 +60,7 @@ class ProcessEngine:
         on_progress: Progress | None = None,
         on_failure: Callable[[], None] | None = None,
     ) -> None:
+        self._loaded_share = ""
         self._host = host
         self._stall = stall
         self._encoder = msgspec.msgpack.Encoder()
@@ -84,6 +85,7 @@ class ProcessEngine:
         *,
         launch: Launch = LocalHost.launch,
         timeout_s: float = TIMEOUT_S,
+        on_begun: Callable[[ProcessEngine], None] | None = None,
         on_progress: Progress | None = None,
         on_failure: Callable[[], None] | None = None,
         on_change: Callable[[], None] | None = None,
@@ -92,13 +94,15 @@ class ProcessEngine:
 
         A process that stops running, or a pass that does not end, is ended after `timeout_s`, or later if passes are
         that long; 0: never. `on_failure` is called if it fails after the start, `on_change` after each pass and each
-        look at whether it is stuck.
+        look at whether it is stuck. `on_begun` gets the engine before it loads.
 
         Raises: the error that kept the engine from loading (CheckpointError, CapacityError, ...), or EngineError;
         ConfigError if there is no place for the socket.
         """
         host = await launch(config.scheduler.max_num_seqs)
         engine = cls(host, StallWatch(timeout_s), on_progress=on_progress, on_failure=on_failure)
+        if on_begun is not None:
+            on_begun(engine)
         try:
             host.send(msgspec.msgpack.encode(config))  # goes out once the process connects, if it ever does
             await engine._ready.wait()
@@ -122,6 +126,11 @@ class ProcessEngine:
     def host(self) -> str:
         """Name of the machine that computes; empty: this one."""
         return self._host.name
+
+    @property
+    def activity(self) -> str:
+        """Progress of the start; empty: unknown, or it is over."""
+        return "" if self._ready.is_set() else self._host.activity or self._loaded_share
 
     @property
     def is_alive(self) -> bool:
@@ -229,6 +238,7 @@ class ProcessEngine:
                 self._sinks.hand_out(output)
             self._note_change()
         elif isinstance(message, Loading):
+            self._loaded_share = f"loading: {100 * message.bytes_done // max(message.bytes_total, 1)}%"
             if self._on_progress is not None:
                 self._on_progress(message.bytes_done, message.bytes_total)
         elif isinstance(message, Ready):

@@ -45,6 +45,10 @@ class Mortal(Protocol):
         """Name of the machine that computes; empty: this one."""
 
     @property
+    def activity(self) -> str:
+        """Progress of its start."""
+
+    @property
     def state(self) -> EngineState:
         """Whether it runs."""
 
@@ -79,11 +83,12 @@ class Start(Protocol):
     async def __call__(
         self,
         *,
+        on_begun: Callable[[Mortal], None],
         on_failure: Callable[[], None],
         on_change: Callable[[], None],
         on_progress: Progress | None = None,
     ) -> Mortal:
-        """Return it once it is ready. Raises: what keeps it from loading."""
+        """Return it once it is ready; `on_begun` gets it before. Raises: what keeps it from loading."""
 
 
 class Owner(Protocol):
@@ -108,6 +113,7 @@ class Replica:
         self._limits = limits
         self._owner = owner
         self._engine: Mortal | None = None  # until the first is loaded
+        self._starting: Mortal | None = None  # the newest that has a place
         self._requests: dict[str, Continuation] = {}  # in the engine
         self._prefills: dict[str, int] = {}  # tokens that interactive ones of these need before they bring any
         self._load_s = 0.0
@@ -123,10 +129,22 @@ class Replica:
     async def load(self, on_progress: Progress | None = None) -> None:
         """Start the first engine, and return once it is ready. Raises: what keeps it from loading."""
         begun_s = time.monotonic()
-        self._engine = await self._start(
-            on_failure=self._note_failure, on_change=self._note_change, on_progress=on_progress
-        )
+        self._engine = await self._start_engine(on_progress)
         self._load_s = time.monotonic() - begun_s
+
+    async def _start_engine(self, on_progress: Progress | None = None) -> Mortal:
+        try:
+            return await self._start(
+                on_begun=self._note_begun,
+                on_failure=self._note_failure,
+                on_change=self._note_change,
+                on_progress=on_progress,
+            )
+        finally:
+            self._starting = None
+
+    def _note_begun(self, engine: Mortal) -> None:
+        self._starting = engine
 
     def load_later(self) -> None:
         """Start the first engine once there is a place for it."""
@@ -171,8 +189,9 @@ class Replica:
         if self._engine is not None and self._restarting is None and not self.end:
             stats = with_totals(self._engine.stats(), stats)
         stats = msgspec.structs.replace(stats, engine_restarts_total=self._limits.num_restarts)
-        host = "" if self._engine is None else self._engine.host
-        return ReplicaStatus(self.state, stats, self.is_slow, host)
+        engine = self._starting or self._engine
+        host, activity = ("", "") if engine is None else (engine.host, engine.activity)
+        return ReplicaStatus(self.state, stats, self.is_slow, host, activity)
 
     @property
     def requests(self) -> Iterable[Continuation]:
@@ -290,7 +309,7 @@ class Replica:
                 await asyncio.sleep(self._limits.delay_s)
             begun_s = time.monotonic()
             try:
-                engine = await self._start(on_failure=self._note_failure, on_change=self._note_change)
+                engine = await self._start_engine()
             except Exception as error:  # any exception: without an engine, requests would wait for ever
                 death = Death(str(error), isinstance(error, EngineError) and error.is_from_outside)
         self._load_s = time.monotonic() - begun_s

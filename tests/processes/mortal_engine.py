@@ -71,6 +71,7 @@ class World:
     async def start(
         self,
         *,
+        on_begun: Callable[[MortalEngine], None],
         on_failure: Callable[[], None],
         on_change: Callable[[], None],
         on_progress: Callable[[int, int], None] | None = None,
@@ -87,7 +88,7 @@ class World:
 class MortalEngine:
     """One life. See `ProcessEngine` for what its methods promise."""
 
-    host = ""
+    host = activity = ""
 
     def __init__(self, world: World, on_failure: Callable[[], None], on_change: Callable[[], None]) -> None:
         self._world = world

@@ -16,8 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
+import msgspec
+
 from moeflow.checkpoint.identity import fingerprint_of
 from moeflow.checkpoint.open import open_checkpoint
+from moeflow.checkpoint.packed.reader import OnBytes
 from moeflow.core.address import format_address
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CheckpointError, ConfigError, GroupError, MoeflowError
@@ -34,6 +37,7 @@ from moeflow.engine.ranks.joining import (
     say,
 )
 from moeflow.engine.ranks.loading_signs import LoadingSigns
+from moeflow.engine.ranks.own_model import bring_own_model, find_own_model, in_tenths
 from moeflow.kernels.cpu import extension
 from moeflow.models.packing import slab_spec
 from moeflow.parallel.tcp.conversation import Refusal, RefusedError
@@ -41,7 +45,13 @@ from moeflow.parallel.tcp.endpoint import Endpoint, local_host_of
 from moeflow.parallel.tcp.link import Link
 from moeflow.parallel.tcp.mesh import Meeting, meet
 from moeflow.parallel.tcp.tcp_group import TcpGroup
-from moeflow.planner.choices.packed_files import find_packed_weights_file, formats_of
+from moeflow.planner.choices.packed_files import (
+    ensure_packed_weights_file,
+    find_packed_weights_file,
+    formats_of,
+    place_of_packed_weights,
+)
+from moeflow.planner.choices.prompt_cache_choice import default_prompt_folder
 from moeflow.planner.hardware.host import host_resources
 
 _FIRST_PAUSE_S: Final = 0.5
@@ -63,7 +73,7 @@ class JoinSettings:
     host: str  # of the first rank
     port: int
     token: bytes
-    model: str | None = None  # None: the checkpoint lies where it does on the first rank's machine
+    model: str | None = None  # None: the server's, see `own_model.py`
     num_threads: int | None = None  # None: one a core
     cpu_isa: str = ""  # the best instruction set to use; empty: the best there is
     cache_dir: Path | None = None  # where packed weights may be
@@ -96,6 +106,9 @@ def _join(settings: JoinSettings, on_news: OnNews, computing: Computing) -> NoRe
             with Membership(settings) as membership:
                 pause_s, last_news = _FIRST_PAUSE_S, ""
                 membership.serve(on_news, computing)
+        except _NotHereError as missing:
+            bring_own_model(missing.server_path, settings.cache_dir, in_tenths(on_news))
+            continue
         except RefusedError as error:
             if not error.may_retry:
                 where = format_address(settings.host, settings.port)
@@ -109,6 +122,13 @@ def _join(settings: JoinSettings, on_news: OnNews, computing: Computing) -> NoRe
         gc.collect()  # the model goes before there is another
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+
+class _NotHereError(Exception):
+    """The model has to be brought here first. That may take longer than the first rank listens."""
+
+    def __init__(self, server_path: str) -> None:
+        self.server_path = server_path
 
 
 class Membership:
@@ -125,7 +145,7 @@ class Membership:
             port = self._endpoint.listen(local_host_of(link), 0, self._arrivals.put)
             say(link, own_application(self._num_threads, settings.cpu_isa, host_resources().available_bytes))
             invitation = hear(link, Invitation)
-            self._model_path = settings.model or invitation.model_path
+            self._model_path = settings.model or self._find(invitation.model_path)
             say(link, Candidacy(self._fingerprint(), port))
             self._undo = undo.pop_all()
 
@@ -156,12 +176,19 @@ class Membership:
 
         with closing(TcpGroup(task.rank, links, task.timeout_s)) as group:
             try:
-                compute_passes(
-                    own_config(task.config, self._settings), group, self._passes(), on_loaded, signs.note_progress
-                )
+                config = own_config(task.config, self._model_path, self._settings)
+                compute_passes(config, group, self._passes(), on_loaded, signs.note_progress)
             except BaseException as error:
                 group.abort(str(error) if isinstance(error, MoeflowError) else f"{type(error).__name__} {error}")
                 raise
+
+    def _find(self, server_path: str) -> str:
+        """Return where the model is on this machine. Raises: _NotHereError."""
+        found = find_own_model(server_path, self._settings.cache_dir)
+        if found is None:
+            say(self._link, Refusal("it gets the model first"))
+            raise _NotHereError(server_path)
+        return found
 
     def _fingerprint(self) -> str:
         """Return that of the checkpoint here. Raises: CheckpointError, after telling it the first rank."""
@@ -176,15 +203,30 @@ class Membership:
             yield self._link.receive_message(PASS, timeout_s=None)
 
 
-def own_config(config: EngineConfig, settings: JoinSettings) -> EngineConfig:
-    """Return the other machine's configuration with this one's paths and threads. Raises: CheckpointError."""
-    path = settings.model or config.model_path
-    with closing(open_checkpoint(path)) as checkpoint:
-        spec = slab_spec(checkpoint, formats_of(config))
-        packed = find_packed_weights_file(checkpoint, spec, None, settings.cache_dir)
-    return dataclasses.replace(
+def own_config(
+    config: EngineConfig, model: str, settings: JoinSettings, on_packed: OnBytes | None = None
+) -> EngineConfig:
+    """Return the other machine's configuration with this one's paths and threads, and this one's path of the model.
+
+    Packed weights are used if they are here. With `on_packed`, and if the server's are packed, they are made.
+    Raises: CheckpointError; as `pack_model`.
+    """
+    own = dataclasses.replace(
         config,
-        model_path=path,
-        packed_file="" if packed is None else str(packed),
+        model_path=model,
+        packed_file="",
         num_threads=settings.num_threads or host_resources().num_cores,
     )
+    with closing(open_checkpoint(model)) as checkpoint:
+        spec = slab_spec(checkpoint, formats_of(config))
+        packed = find_packed_weights_file(checkpoint, spec, None, settings.cache_dir)
+        if packed is None and config.packed_file and on_packed is not None:
+            place = place_of_packed_weights(checkpoint, spec, None, settings.cache_dir)
+            packed = ensure_packed_weights_file(checkpoint, place, own, on_packed).path
+        if config.experts is not None:  # the engine packs them if they are not there
+            place = place_of_packed_weights(checkpoint, spec, None, settings.cache_dir)
+            own = dataclasses.replace(own, experts=dataclasses.replace(config.experts, packed_weights_file=str(place)))
+    if config.prompt_cache is not None and not Path(config.prompt_cache.folder).is_dir():
+        folder = str(default_prompt_folder(settings.cache_dir).absolute())
+        own = dataclasses.replace(own, prompt_cache=msgspec.structs.replace(config.prompt_cache, folder=folder))
+    return own if packed is None else dataclasses.replace(own, packed_file=str(packed))

@@ -327,6 +327,7 @@ class FarHost:
         self._death: Death | None = None
         self._beat, self._problem = 0, ""
         self.is_leaving = False
+        self.activity = ""
         self.num_sent = 0
         self._num_received = 0
 
@@ -401,7 +402,7 @@ class FarHost:
         if isinstance(message, Offer | Leaving) or message.life != self.life or not self.is_running:
             return
         if isinstance(message, Beat) and message.number == self._num_received:
-            self._beat, self._problem = message.engine_beat, message.problem
+            self._beat, self._problem, self.activity = message.engine_beat, message.problem, message.activity
         elif isinstance(message, Ended):
             death = Death(
                 f"{self.name}, {message.reason}", is_from_outside=message.is_from_outside, in_pass=message.in_pass

@@ -20,9 +20,10 @@ import zmq.asyncio
 from moeflow.checkpoint.identity import fingerprint_of
 from moeflow.core.address import format_address
 from moeflow.core.engine_config import EngineConfig
-from moeflow.core.errors import CheckpointError, ConfigError, MoeflowError
+from moeflow.core.errors import CapacityError, CheckpointError, ConfigError, HubError, MoeflowError
 from moeflow.core.first_signal import on_first_signal
 from moeflow.engine.ranks.join import JoinSettings, LeftError, own_config
+from moeflow.engine.ranks.own_model import OnStep, bring_own_model, find_own_model, in_tenths
 from moeflow.kernels.cpu import extension
 from moeflow.parallel.tcp.curve_keys import CurveKeys
 from moeflow.parallel.tcp.same_bits import own_processor, own_software
@@ -155,7 +156,7 @@ class Keeper:
             if engine is None:
                 self._say(msgspec.structs.replace(offer, last_life=self._last_life))
             else:
-                self._say(Beat(engine.life, engine.beat, engine.num_sent, engine.problem))
+                self._say(Beat(engine.life, engine.beat, engine.num_sent, engine.problem, engine.activity))
                 if self._silence.duration_s > GONE_S:
                     self._on_news(f"the server has been silent for {GONE_S:g} s: its engine ends")
                     await self._end_engine()
@@ -182,7 +183,7 @@ class Keeper:
             message = self._decoder.decode(header)
             if isinstance(message, Start):
                 await self._end_engine()
-                self._engine = _KeptEngine(message, self._settings, self._say)
+                self._engine = _KeptEngine(message, self._settings, self._say, self._on_news)
                 self._running = asyncio.create_task(self._keep(self._engine))
             elif isinstance(message, Leave):
                 raise ReleasedError("the server needs this machine no more")
@@ -233,8 +234,11 @@ class Keeper:
 class _KeptEngine:
     """One life of an engine's process."""
 
-    def __init__(self, start: Start, settings: JoinSettings, say: Callable[..., None]) -> None:
+    def __init__(self, start: Start, settings: JoinSettings, say: Callable[..., None], on_news: OnNews) -> None:
         self.life = start.life
+        self.activity = ""  # before the process starts
+        self._has_ended = False
+        self._log_step = in_tenths(on_news)
         self._fingerprint = start.fingerprint
         self._settings = settings
         self._say = say
@@ -258,9 +262,23 @@ class _KeptEngine:
         self._arrived.put_nowait(message)
 
     async def run(self) -> Ended:
-        """Run the process until it ends. Raises: ConfigError, CheckpointError if it cannot be started."""
+        """Run the process until it ends. Raises: see `checked_config`."""
+        try:
+            return await self._run()
+        finally:
+            self._has_ended = True  # a thread may still bring the model
+
+    def _note_step(self, step: str, done: int, total: int) -> None:
+        """Report progress, from any thread. Raises: LeftError once nobody waits for it."""
+        if self._has_ended:
+            raise LeftError("the server needs this engine no more")
+        self._log_step(step, done, total)
+        self.activity = f"{step}: {100 * done // max(total, 1)}%"
+
+    async def _run(self) -> Ended:
         config = msgspec.msgpack.decode(await self._arrived.get(), type=EngineConfig)
-        config = await asyncio.to_thread(checked_config, config, self._fingerprint, self._settings)
+        config = await asyncio.to_thread(checked_config, config, self._fingerprint, self._settings, self._note_step)
+        self.activity = ""
         self._host = host = await LocalHost.launch(config.scheduler.max_num_seqs)
         host.send(msgspec.msgpack.encode(config))
         relaying = [asyncio.create_task(work) for work in (self._relay_to(host), self._relay_from(host))]
@@ -310,16 +328,22 @@ def run_keeper(settings: JoinSettings, on_news: OnNews, computing: Computing = n
     raise AssertionError
 
 
-def checked_config(config: EngineConfig, fingerprint: str, settings: JoinSettings) -> EngineConfig:
-    """Return the server's configuration with this machine's paths and threads.
+def checked_config(config: EngineConfig, fingerprint: str, settings: JoinSettings, on_step: OnStep) -> EngineConfig:
+    """Return the server's configuration with this machine's paths and threads, after bringing its model here.
 
-    Raises: CheckpointError if this machine has no such checkpoint; ConfigError if it is another one.
+    `on_step` gets the progress, and may raise to stop it. Blocks: on the network and the disk, perhaps for long.
+    Raises: CheckpointError if there is no such checkpoint; ConfigError if it is another one; HubError, CapacityError.
     """
-    path, name = settings.model or config.model_path, socket.gethostname()
+    cache_dir, name = settings.cache_dir, socket.gethostname()
     try:
+        path = settings.model or find_own_model(config.model_path, cache_dir)
+        path = path or bring_own_model(config.model_path, cache_dir, on_step)
         if fingerprint_of(path) != fingerprint:
             raise ConfigError(f"{path} on {name} is not the server's checkpoint: copy that one there")
-        return own_config(config, settings)
+        return own_config(config, path, settings, lambda done, total: on_step(f"packing {path}", done, total))
     except CheckpointError as error:
-        remedy = f"copy it to {path} on {name}, or share the folder"
+        where = settings.model or config.model_path
+        remedy = f"copy it to {where} on {name}, or share the folder"
         raise CheckpointError(f"{name} has no such checkpoint: {error}", remedy=remedy) from None
+    except (HubError, CapacityError) as error:
+        raise type(error)(f"{name} cannot get {config.model_path}: {error}") from None

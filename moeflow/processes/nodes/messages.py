@@ -39,6 +39,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
     engine_beat: int
     number: int  # of relayed messages that the keeper has sent in this life
     problem: str = ""  # see `EngineHost.problem`
+    activity: str = ""  # of the keeper, before the engine's process starts
 
 
 class Relayed(msgspec.Struct, frozen=True, tag="relayed"):

@@ -51,6 +51,11 @@ class RanksHost:
         """See `EngineHost`."""
         return any(host.is_leaving for host in self._hosts)
 
+    @property
+    def activity(self) -> str:
+        """See `EngineHost`: of the first busy rank."""
+        return next((activity for host in self._hosts if (activity := host.activity)), "")
+
     def send(self, message: bytes) -> None:
         """See `EngineHost`. The first message is an `EngineConfig`."""
         if self._has_config:

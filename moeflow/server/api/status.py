@@ -40,6 +40,7 @@ class HealthResponse(StatusResponse):
 
     num_replicas: int  # of all models; 0 until one is loaded
     num_replicas_ready: int
+    starting: list[str]  # progress of engines that start, with their machines
 
 
 def _fields(struct: type[msgspec.Struct], *, without: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -68,6 +69,7 @@ ReplicaFacts: Any = create_model(
     state=(EngineState, ...),
     is_slow=(bool, ...),  # it gets no new sequences
     host=(str, ...),  # name of its machine; empty: the server's
+    activity=(str, ...),  # progress of its start; empty: none is known
     **_fields(EngineStats) | _LISTS,
 )
 
@@ -106,7 +108,12 @@ async def health(service: Annotated[Service, Depends(get_service)]) -> Any:
         return _unavailable(service)
     replicas = service.models.replicas()
     ready = [replica for replica in replicas if replica.state is EngineState.READY]
-    return HealthResponse(status=service.status, num_replicas=len(replicas), num_replicas_ready=len(ready))
+    return HealthResponse(
+        status=service.status,
+        num_replicas=len(replicas),
+        num_replicas_ready=len(ready),
+        starting=[f"{it.host or 'server'}: {it.activity}" for it in replicas if it.activity],
+    )
 
 
 @router.get("/ready", response_model=StatusResponse)
@@ -141,7 +148,8 @@ async def stats(
             for it in models.all
         ],
         "replicas": [
-            {"state": it.state, "is_slow": it.is_slow, "host": it.host, **msgspec.to_builtins(it.stats)}
+            {"state": it.state, "is_slow": it.is_slow, "host": it.host, "activity": it.activity}
+            | msgspec.to_builtins(it.stats)
             for it in replicas
         ],
         **msgspec.to_builtins(models.stats() if chosen is None else chosen.stats()),

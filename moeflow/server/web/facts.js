@@ -85,7 +85,7 @@ export function replicaFacts(stats) {
 
 function replicaText(replica) {
   const where = replica.host ? [`on ${replica.host}`] : [];
-  if (replica.state !== "ready") return [replica.state, ...where].join(" · ");
+  if (replica.state !== "ready") return [replica.activity || replica.state, ...where].join(" · ");
   const parts = [
     ...where,
     ...(replica.is_slow ? ["slow"] : []),

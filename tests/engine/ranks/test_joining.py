@@ -126,6 +126,22 @@ def test_a_checkpoint_that_is_not_there_is_told_both(head, tmp_path, caplog):
     assert "none: does not exist" in head_said(caplog, "does not join")
 
 
+def test_a_rank_gets_the_model_first_and_joins_again(head, model, tmp_path, monkeypatch, caplog):
+    write_tiny_mixtral(tmp_path / "other", seed=1)
+    brought: list[str] = []
+
+    def bring(server_path: str, cache_dir, on_step) -> str:
+        brought.append(server_path)
+        return str(tmp_path / "other")
+
+    monkeypatch.setattr(join_module, "find_own_model", lambda *_: str(tmp_path / "other") if brought else None)
+    monkeypatch.setattr(join_module, "bring_own_model", bring)
+    with pytest.raises(ConfigError, match="its checkpoint is not that of the first rank"):
+        join(head.settings(), lambda news: None)
+    assert brought == [str(model)]
+    assert "it gets the model first" in head_said(caplog, "it gets the model first")
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [

@@ -111,6 +111,9 @@ def test_keepers_stay_while_the_server_is_blocked(monkeypatch):
             while host.look() != 2:
                 await asyncio.sleep(0.01)
             assert host.is_running
+            await raw.say(Beat(start.life, 3, 0, "pulling o/m: 40%"))
+            while host.activity != "pulling o/m: 40%":
+                await asyncio.sleep(0.01)
 
     run(body)
 

@@ -11,13 +11,14 @@ import socket
 import threading
 from collections.abc import AsyncIterator
 from functools import partial
+from pathlib import Path
 
 import psutil
 import pytest
 
 from moeflow.checkpoint.identity import fingerprint_of
 from moeflow.core.engine_messages import Submission
-from moeflow.core.errors import CheckpointError, ConfigError, EngineError
+from moeflow.core.errors import CheckpointError, ConfigError, EngineError, HubError
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.client import EngineState
@@ -33,6 +34,7 @@ from moeflow.processes.replica_target import ReplicaTarget
 from moeflow.processes.restart_limits import RestartLimits
 from moeflow.processes.supervisor import Supervisor
 from moeflow.settings.settings import Settings
+from tests.checkpoint.hub.hub_server import hub_of_this_process
 from tests.patience import PATIENCE_S
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -362,28 +364,28 @@ def test_a_silent_connection_is_made_anew(config, monkeypatch):
 
     async def body():
         async with cluster(config) as made:
-            paths: list[Path] = []
+            carriers: list[Carrier] = []
 
             async def forward(reader, writer) -> None:
-                path = Path()
-                paths.append(path)
+                path = Carrier()
+                carriers.append(path)
                 there = await asyncio.open_connection("127.0.0.1", made.places.port)
                 await asyncio.gather(path.carry(reader, there[1]), path.carry(there[0], writer))
 
             async with await asyncio.start_server(forward, "127.0.0.1") as proxy:
                 kept = made.keep(port=proxy.sockets[0].getsockname()[1])
                 (await made.places.launch(1)).kill()
-                paths[0].is_broken = True
+                carriers[0].is_broken = True
                 await until(lambda: not any(place.is_free for place in made.places._places.values()))
                 (await made.places.launch(1)).kill()
-                assert len(paths) > 1
+                assert len(carriers) > 1
                 kept.cancel()
                 await asyncio.gather(kept, return_exceptions=True)
 
     run(body)
 
 
-class Path:
+class Carrier:
     """Carries the bytes of a connection, until it is broken: then both ends see an open one that brings nothing."""
 
     is_broken = False
@@ -456,6 +458,45 @@ def test_an_engine_that_is_ended_before_it_begins_leaves_its_place(config):
                 (await made.places.launch(1)).kill()
 
     run(body)
+
+
+def test_a_machine_pulls_the_model_and_packs_it_once(config, tmp_path, monkeypatch):
+    async def body(hub):
+        commit = hub.add_folder("o/m", Path(config.model_path)).commit
+        there = f"/nowhere/models--o--m/snapshots/{commit}"
+        theirs = dataclasses.replace(config, model_path=there, packed_file="/nowhere/m.slabs")
+        async with cluster(config) as made:
+            local = await ProcessEngine.start(config)
+            want = await tokens_of(local)
+            await local.shutdown(5)
+            made.keep(cache_dir=tmp_path / "cache")
+            for number in (1, 2):
+                engine = await ProcessEngine.start(theirs, launch=made.places.launch)
+                assert await tokens_of(engine) == want
+                await engine.shutdown(5)
+                await until(lambda: any(place.is_free for place in made.places._places.values()))
+                pulls = [it for it in made.news if it.startswith("pulling o/m")]
+                assert (pulls[0], pulls[-1]) == (f"pulling o/m@{commit}: 0%", f"pulling o/m@{commit}: 100%")
+                assert len([it for it in made.news if "packing" in it and it.endswith(": 100%")]) == 1, number
+            assert len(list((tmp_path / "cache" / "experts").glob("o--m-*.slabs"))) == 1
+
+    with hub_of_this_process(monkeypatch, tmp_path / "hub") as hub:
+        run(partial(body, hub))
+
+
+def test_a_machine_without_the_model_names_itself_the_model_and_the_remedy(config, tmp_path, monkeypatch):
+    theirs = dataclasses.replace(config, model_path=f"/nowhere/models--o--gone/snapshots/{'0' * 40}")
+
+    async def body():
+        async with cluster(config) as made:
+            task = made.keep(cache_dir=tmp_path / "cache")
+            with pytest.raises(EngineError, match=r"cannot get /nowhere/models--o--gone.*o/gone"):
+                await ProcessEngine.start(theirs, launch=made.places.launch)
+            with pytest.raises(HubError, match=f"^{socket.gethostname()} cannot get"):
+                await task
+
+    with hub_of_this_process(monkeypatch, tmp_path / "hub"):
+        run(body)
 
 
 def test_nothing_changes_after_the_end(config):

@@ -229,7 +229,12 @@ async def test_a_model_whose_engine_died_for_good_is_loaded_again(fleet):
     fleet.deaths["b"]()
     assert fleet.status["b"] == "unloaded"
     async with connect(fleet.app) as http:
-        assert (await http.get("/health")).json() == {"status": "ready", "num_replicas": 0, "num_replicas_ready": 0}
+        assert (await http.get("/health")).json() == {
+            "status": "ready",
+            "num_replicas": 0,
+            "num_replicas_ready": 0,
+            "starting": [],
+        }
     assert (await ask(fleet, "b")).status_code == 200
 
 
@@ -265,7 +270,7 @@ async def test_numbers_of_each_model_and_of_all(fleet):
     assert (both["model"], both["num_running"], both["generated_tokens_total"]) == (None, 2, 19)
     assert (only_b["model"], only_b["num_running"], only_b["generated_tokens_total"]) == (None, 0, 7)
     assert [(it["name"], it["status"]) for it in both["models"]] == list(fleet.status.items())
-    assert health == {"status": "ready", "num_replicas": 2, "num_replicas_ready": 2}
+    assert health == {"status": "ready", "num_replicas": 2, "num_replicas_ready": 2, "starting": []}
 
 
 async def test_the_end_lets_running_requests_finish_and_tells_who_waits(fleet):

@@ -144,7 +144,12 @@ async def test_each_replica_has_its_own_numbers_beside_the_totals(http, engine):
         ReplicaStatus(EngineState.READY, msgspec.structs.replace(STATS, num_running=3), is_slow=True),
         ReplicaStatus(EngineState.RESTARTING, EngineStats(engine_restarts_total=2)),
     ]
-    assert (await http.get("/health")).json() == {"status": "ready", "num_replicas": 3, "num_replicas_ready": 2}
+    assert (await http.get("/health")).json() == {
+        "status": "ready",
+        "num_replicas": 3,
+        "num_replicas_ready": 2,
+        "starting": [],
+    }
     stats = (await http.get("/stats")).json()
     assert stats["num_running"] == 7
     assert [(each["state"], each["is_slow"], each["num_running"]) for each in stats["replicas"]] == [
