@@ -114,6 +114,10 @@ COVERED = (
         "tests/engine/ranks/test_ray_ranks.py::test_replicas_run_on_nodes_and_go_on_in_each_other",
     ),
     (r"moeflow scale .*", "tests/cli/test_scale.py::test_it_waits_until_all_are_ready"),
+    (
+        r"moeflow status.*",
+        "tests/server/observed/test_status_verb.py::test_every_engine_is_a_row_with_its_machine_and_load",
+    ),
     (r"moeflow lend .*", "tests/cli/test_lend.py::test_all_of_it_may_be_said"),
     (r"python scripts/options_page.py", "tests/test_generated_pages.py::test_the_command_line_is_current"),
 )
@@ -137,6 +141,7 @@ ELSEWHERE = (
         "wants network namespaces and root",
     ),
     (r"scp .*", "wants two machines"),
+    (r"(kubectl|sbatch|sed) .*", "wants a cluster; tests/test_cluster_files.py reads the files"),
     (r"podman .*", "wants a container engine; tests/test_containerfile.py reads the file"),
     (r"(install|systemctl|journalctl) .*", "wants systemd and root; tests/test_deploy.py reads the unit"),
 )

@@ -29,6 +29,7 @@ with on_demand(__name__):
 
 VERBS = {
     "serve": "Serve a model: OpenAI- and Anthropic-compatible APIs and a chat page.",
+    "status": "Show a server, its engines on each machine, its queue and its jobs.",
     "scale": "Change the number of engines of a server on a Ray cluster.",
     "join": "Compute part of a model for a server on another machine.",
     "lend": "Lend memory for experts to a server on another machine.",
