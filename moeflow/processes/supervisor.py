@@ -101,6 +101,7 @@ class Supervisor:
         nodes: NodeReplicas | None = None,
         max_restarts: int = MAX_PER_HOUR,
         timeout_s: float = TIMEOUT_S,
+        on_begun: Callable[[Supervisor], None] | None = None,
         on_progress: Progress | None = None,
         on_failure: Callable[[], None] | None = None,
     ) -> Supervisor:
@@ -108,8 +109,8 @@ class Supervisor:
         machines, and only the first must be ready.
 
         Each is started again at most `max_restarts` times within an hour. `on_progress` reports the loading of the
-        first, `on_failure` is called when the last has died for good. `timeout_s` and errors: see `ProcessEngine.start`
-        and `RayLauncher.start`.
+        first, `on_failure` is called when the last has died for good. `on_begun` gets the supervisor before engines
+        load. `timeout_s` and errors: see `ProcessEngine.start` and `RayLauncher.start`.
         """
         places, launcher = await _nodes_of(config, nodes)
         num_replicas = num_replicas if nodes is None else nodes.number
@@ -123,6 +124,8 @@ class Supervisor:
             places=places,
             target=None if nodes is None or nodes.most == nodes.number else ReplicaTarget(nodes.number, nodes.most),
         )
+        if on_begun is not None:
+            on_begun(supervisor)
         await supervisor.load(on_progress)
         return supervisor
 

@@ -36,6 +36,7 @@ from moeflow.server.tracing_choice import is_tracing_wanted
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from moeflow.processes.supervisor import Supervisor
     from moeflow.server.service import Service
 
 with on_demand(__name__):
@@ -163,10 +164,14 @@ async def _serve(
     listener: socket.socket, plan: Plan, config: ServerConfig, tracer: tracing.RequestTracer | None
 ) -> int:
     with _received_signals() as signals:
-        loading = asyncio.create_task(load_model(plan, config, on_failure=lambda: signals.put_nowait(_BROKEN)))
+        starting: list[Supervisor] = []
+        loading = asyncio.create_task(
+            load_model(plan, config, on_failure=lambda: signals.put_nowait(_BROKEN), on_begun=starting.append)
+        )
         try:
             await asyncio.to_thread(_import_http)  # takes as long as the engine's process needs to load
             app = web_app.create_app(None, config, tracer.trace if tracer else None)
+            app.state.service.show_start(starting)
             jobs = app.state.jobs = _open_jobs(config, app.state.service)
             http = _http_server(app)
         except BaseException:

@@ -20,8 +20,17 @@ from moeflow.text.tokenizer import Tokenizer
 Loaded = TypeVar("Loaded")
 
 
-async def load_model(plan: Plan, config: ServerConfig, *, on_failure: Callable[[], None]) -> Generator:
-    """Load model and tokenizer side by side; if one fails, nothing is left of the other."""
+async def load_model(
+    plan: Plan,
+    config: ServerConfig,
+    *,
+    on_failure: Callable[[], None],
+    on_begun: Callable[[Supervisor], None] | None = None,
+) -> Generator:
+    """Load model and tokenizer side by side; if one fails, nothing is left of the other.
+
+    `on_begun` gets the engines before they load.
+    """
     columns = (TextColumn(f"loading {plan.config.model_name}"), BarColumn(), DownloadColumn(binary_units=True))
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -35,6 +44,7 @@ async def load_model(plan: Plan, config: ServerConfig, *, on_failure: Callable[[
                 timeout_s=config.engine_timeout_s,
                 on_progress=lambda done, total: progress.update(bar, completed=done, total=total),
                 on_failure=on_failure,
+                on_begun=on_begun,
             )
         )
         try:

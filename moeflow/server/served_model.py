@@ -9,13 +9,13 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from moeflow.core.engine_messages import EngineStats, ModelInfo
 from moeflow.core.errors import MoeflowError
-from moeflow.engine.client import EngineState, ReplicaStatus
+from moeflow.engine.client import EngineClient, EngineState, ReplicaStatus
 from moeflow.engine.generator import Generator
 from moeflow.models.file_facts import FileFacts, read_file_facts
 from moeflow.processes.stats_sum import totals_of, with_totals
@@ -70,6 +70,7 @@ class ServedModel:
         self.name = "" if source is None else source.name  # empty until it is attached
         self.admission = Admission(max_queue)
         self.generator: Generator | None = None
+        self.starting: Sequence[EngineClient] = ()  # until it is attached
         self.is_loading = source is None
         self.memory_bytes = 0  # that it was planned to hold, while it is loaded
         self.used_at_s = -math.inf
@@ -84,6 +85,7 @@ class ServedModel:
     def attach(self, generator: Generator, memory_bytes: int = 0) -> None:
         """Begin to serve with this generator."""
         self.generator, self.memory_bytes, self.is_loading = generator, memory_bytes, False
+        self.starting = ()
         self.name = self.name or generator.client.model.name
 
     def detach(self) -> Generator:
@@ -183,8 +185,9 @@ class ServedModel:
         return with_totals(now, self._earlier)
 
     def replicas(self) -> list[ReplicaStatus]:
-        """How each of its engines is; none while it is not loaded."""
-        return [] if self.generator is None else self.generator.client.replicas()
+        """How each of its engines is; none while it is neither loaded nor begun."""
+        clients = self.starting if self.generator is None else [self.generator.client]
+        return [replica for client in clients for replica in client.replicas()]
 
 
 def _read_file_facts(path: str) -> FileFacts | None:

@@ -6,12 +6,13 @@ The server may listen before its one model is loaded, which then comes later, on
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Literal
 
 from fastapi import Request
 
+from moeflow.engine.client import EngineClient
 from moeflow.engine.generator import Generator
 from moeflow.server.config import ServerConfig
 from moeflow.server.errors import ApiError
@@ -39,6 +40,11 @@ class Service:
         self.responses = ResponseStore()
         self.started_s = time.monotonic()
         self._is_draining = False
+
+    def show_start(self, starting: Sequence[EngineClient]) -> None:
+        """Show the engines of the one model until it is attached; the sequence may fill later."""
+        if self.models.only is not None:
+            self.models.only.starting = starting
 
     def attach(self, generator: Generator) -> None:
         """Begin to serve the one model with this generator."""

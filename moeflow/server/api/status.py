@@ -38,7 +38,7 @@ class StatusResponse(BaseModel):
 class HealthResponse(StatusResponse):
     """And how many engines compute."""
 
-    num_replicas: int  # of all models; 0 until one is loaded
+    num_replicas: int  # of all models; 0 until one begins to load
     num_replicas_ready: int
     starting: list[str]  # progress of engines that start, with their machines
 
