@@ -29,7 +29,7 @@ def read_token(file: Path) -> bytes:
     """Return the secret. Raises: ConfigError if the file cannot be read, or holds no secret."""
     try:
         with file.open("rb") as stream:
-            mode = os.fstat(stream.fileno()).st_mode
+            found = os.fstat(stream.fileno())
             token = stream.read(_MAX_CHARACTERS + 1).strip()
     except OSError as error:
         raise ConfigError(
@@ -41,7 +41,8 @@ def read_token(file: Path) -> bytes:
             f"the cluster's token in {file} has {len(token)} characters, where {_MIN_CHARACTERS} to {_MAX_CHARACTERS} "
             "are allowed: copy the head's file again, or delete it there to have a new one made"
         )
-    if mode & 0o077:
+    # A file of root may be readable by its group, as Kubernetes mounts secrets of containers without root.
+    if found.st_mode & (0o077 if found.st_uid else 0o037):
         raise ConfigError(f"others can read the cluster's token in {file}: run `chmod 600 {file}`")
     return token
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -216,6 +218,12 @@ def test_replicas_run_on_nodes_and_go_on_in_each_other(server, nodes, model, tmp
     while server.ready < 2:
         assert server.ask() == (want, 1)
     assert server.ask(lambda: homes[1].kill(RANK))[0] == want  # its keeper, and so its engine
+    while server.ready < 2:
+        assert server.ask()[0] == want
+    leaving = next(node for node in nodes if node.pids(RANK))
+    assert server.ask(lambda: [os.kill(pid, signal.SIGTERM) for pid in leaving.pids(RANK)])[0] == want
+    leaving.expect(RANK, 0)
+    assert server.said().count(" has left") == 1
     server.tell(scale=1)
     assert server.hear() == {"error": ""}
     assert server.ask()[0] == want
