@@ -90,7 +90,7 @@ class ParallelConfig:
     moves_experts: bool = True  # whole ones, to other ranks while serving, as loads call for it
     num_redundant_experts: int = 0  # of each layer, that have a further home once loads are known
     attention_layout: AttentionLayout = "replicated"
-    timeout_s: float = 60.0  # that a rank waits for the others in a collective
+    timeout_s: float = 30.0  # that a rank waits for the others in a collective; longer if passes are slow
     join: JoinConfig | None = None  # None: all ranks are processes of this machine; else all but the first join
     links: RankLinks | None = None  # of one rank, once each has a place
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from moeflow.core.errors import ConfigError, GroupError
 from moeflow.kernels.cpu import extension
 from moeflow.parallel.collectives import Collectives
+from moeflow.parallel.patience import Patience
 from moeflow.parallel.process_watch import ProcessWatch
 
 if extension.is_available():
@@ -27,6 +28,7 @@ if extension.is_available():
 BUFFER_BYTES: Final = 4 << 20  # of each of a rank's two; longer data is sent in pieces
 _LOOK_S: Final = 0.05  # so soon is it noticed that a rank has ended, or that a signal has come
 STOPPED_S: Final = 2.0  # after which a stopped rank counts as lost
+IDLE_S: Final = 10.0  # after which a rank that uses no processor counts as lost
 
 
 def make_descriptor(num_ranks: int, buffer_bytes: int = BUFFER_BYTES) -> int:
@@ -69,7 +71,7 @@ class SharedMemoryGroup(Collectives):
         _check_extension()
         self.rank = rank
         self.size = len(process_ids)
-        self._timeout_s = timeout_s
+        self._patience = Patience(timeout_s)
         self._whole = whole
         self._numbers = members or range(self.size)  # of ranks, as errors have them
         self._subgroups: dict[tuple[int, ...], SharedMemoryGroup] = {}
@@ -87,7 +89,7 @@ class SharedMemoryGroup(Collectives):
         process_ids = [self._peers[rank].process_id for rank in ranks]
         own = ranks.index(self.rank)
         self._subgroups[tuple(ranks)] = SharedMemoryGroup(
-            descriptor, own, process_ids, self._timeout_s, whole=self, members=ranks
+            descriptor, own, process_ids, self._patience.limit_s, whole=self, members=ranks
         )
 
     def subgroup(self, ranks: Sequence[int]) -> SharedMemoryGroup:
@@ -118,10 +120,13 @@ class SharedMemoryGroup(Collectives):
     def _collect(self, label: str, parts: list[Tensor], *, is_for_all: bool, own: Tensor) -> list[Tensor]:
         """See `Collectives`. Whatever goes wrong ends the group: this rank is no longer where the others are."""
         try:
-            return self._exchange_parts(label, parts, is_for_all=is_for_all, own=own)
+            self._patience.begin()
+            found = self._exchange_parts(label, parts, is_for_all=is_for_all, own=own)
+            self._patience.end()
         except BaseException as error:
             self.abort(str(error) or type(error).__name__)
             raise
+        return found
 
     def _exchange_parts(self, label: str, parts: list[Tensor], *, is_for_all: bool, own: Tensor) -> list[Tensor]:
         exchange = self._exchange
@@ -140,7 +145,9 @@ class SharedMemoryGroup(Collectives):
 
     def _wait(self, label: str) -> None:
         """Wait until all ranks have published their piece."""
-        deadline = time.monotonic() + self._timeout_s
+        for peer in self._peers:
+            peer.expect()
+        deadline = time.monotonic() + self._patience.limit_s
         while True:
             left_s = deadline - time.monotonic()
             state = self._exchange.wait(max(0.0, min(_LOOK_S, left_s)))
@@ -175,15 +182,21 @@ class SharedMemoryGroup(Collectives):
         if not missing:
             return
         for rank in missing:
-            if rank in peers and (problem := _problem(peers[rank])):
+            if rank in peers and (problem := _problem(peers[rank]) or self._idleness(peers[rank])):
                 raise GroupError(f"rank {self._numbers[rank]} did not reach {label} ({problem})")
         if is_late:
             numbers = ", ".join(str(self._numbers[rank]) for rank in missing)
             process_id = self._peers[missing[0]].process_id
             raise GroupError(
-                f"rank{'s' if len(missing) > 1 else ''} {numbers} did not reach {label} within {self._timeout_s:g} s "
-                f"(process {process_id} is still there)"
+                f"rank{'s' if len(missing) > 1 else ''} {numbers} did not reach {label} within "
+                f"{self._patience.limit_s:g} s (process {process_id} is still there)"
             )
+
+    def _idleness(self, peer: ProcessWatch) -> str:
+        """Return that a rank that has to compute does not; empty: it does, or may itself wait for ranks elsewhere."""
+        if self._whole is not None or self._subgroups or peer.idle_s < IDLE_S:
+            return ""
+        return f"process {peer.process_id} hangs: it has not computed for {peer.idle_s:.0f} s"
 
     def _mismatch(self) -> str:
         ranks = {self._exchange.label_of(rank): self._numbers[rank] for rank in range(self.size)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from moeflow.core.errors import GroupError
 from moeflow.kernels.cpu import extension
+from moeflow.parallel import shared_memory_group
 from moeflow.parallel.shared_memory_group import STOPPED_S, SharedMemoryGroup, make_descriptor
 from tests.parallel.ranks import Ranks, all_ended, ranks, together
 
@@ -93,6 +95,17 @@ def test_a_rank_that_stays_stopped_counts_as_lost(ranks):
         os.kill(second.process_id, signal.SIGCONT)
     assert f"rank 1 did not reach barrier 'morning' (process {second.process_id} has been stopped for" in str(error)
     assert STOPPED_S <= seconds < LONG_S
+
+
+def test_a_rank_that_does_nothing_counts_as_lost(monkeypatch):
+    monkeypatch.setattr(shared_memory_group, "IDLE_S", 0.3)
+    with subprocess.Popen(["sleep", "60"]) as sleeping:
+        descriptor = make_descriptor(2)
+        group = SharedMemoryGroup(descriptor, 0, [os.getpid(), sleeping.pid], LONG_S)
+        os.close(descriptor)
+        with pytest.raises(GroupError, match=rf"rank 1 .* \(process {sleeping.pid} hangs: it has not computed"):
+            group.barrier("morning")
+        sleeping.kill()
 
 
 def test_all_that_are_late_are_named(ranks):

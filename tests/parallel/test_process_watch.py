@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+import time
+
+import psutil
 
 from moeflow.parallel.process_watch import ProcessWatch
 
@@ -45,3 +49,30 @@ def test_a_process_that_ended_before_is_known():
     process = subprocess.Popen(["true"])
     process.wait()
     assert ProcessWatch(process.pid).has_ended
+
+
+def test_a_process_is_idle_while_it_uses_neither_processor_nor_disk():
+    now_s = 100.0
+    command = "import sys; sys.stdin.read(1)\nwhile True: pass"
+    process = subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE)
+    watch = ProcessWatch(process.pid, lambda: now_s)
+
+    def looked(elapsed_s: float) -> float:
+        nonlocal now_s
+        now_s += elapsed_s
+        watch.look()
+        return watch.idle_s
+
+    try:
+        while psutil.Process(process.pid).status() != psutil.STATUS_SLEEPING or looked(1) < 3:
+            time.sleep(0.01)  # it starts
+        watch.expect()
+        assert [looked(2), looked(2), looked(3600)] == [0, 2, 4]
+        process.stdin.write(b"x")
+        process.stdin.flush()
+        while looked(0.001) > 0:
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()

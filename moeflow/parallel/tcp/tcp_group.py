@@ -19,6 +19,7 @@ from torch import Tensor
 from moeflow.core.errors import GroupError
 from moeflow.parallel.collectives import Collectives
 from moeflow.parallel.group import describe_rows
+from moeflow.parallel.patience import Patience
 from moeflow.parallel.tcp.link import Kind, Link, Message
 
 
@@ -30,14 +31,14 @@ class TcpGroup(Collectives):
         self.rank = rank
         self.size = len(links) + 1
         self._links = links
-        self._timeout_s = timeout_s
+        self._patience = Patience(timeout_s)
         self._whole = whole
         self._abort_reason: str | None = None
 
     def subgroup(self, ranks: Sequence[int]) -> TcpGroup:
         """Return the group of some ranks; see `Group`."""
         links = {number: self._links[rank] for number, rank in enumerate(ranks) if rank != self.rank}
-        return TcpGroup(ranks.index(self.rank), links, self._timeout_s, self._whole or self)
+        return TcpGroup(ranks.index(self.rank), links, self._patience.limit_s, self._whole or self)
 
     def channel(self, rank: int) -> TcpChannel:
         """Return a channel to a rank; see `Group`."""
@@ -63,13 +64,16 @@ class TcpGroup(Collectives):
         Whatever goes wrong ends the group, because this rank is no longer where the others are.
         """
         try:
-            return self._exchange(label, parts, sources, like)
+            self._patience.begin()
+            found = self._exchange(label, parts, sources, like)
+            self._patience.end()
         except BaseException as error:
             reason = (self._whole or self)._abort_reason
             if reason is not None and isinstance(error, GroupError):
                 raise GroupError(f"the group ended before {label} did: {reason}") from None
             self.abort(str(error) or type(error).__name__)
             raise
+        return found
 
     def _collect(self, label: str, parts: list[Tensor], *, is_for_all: bool, own: Tensor) -> list[Tensor]:
         others = [rank for rank in range(self.size) if rank != self.rank]
@@ -85,7 +89,7 @@ class TcpGroup(Collectives):
             self._links[rank].send(Kind.COLLECTIVE, label, _bytes_of(part))
         waiting = {rank: self._links[rank] for rank in sources}
         found: dict[int, Tensor] = {}
-        deadline_s = time.monotonic() + self._timeout_s
+        deadline_s = time.monotonic() + self._patience.limit_s
         while waiting:
             self._wait(label, waiting, deadline_s)
             try:
@@ -104,8 +108,8 @@ class TcpGroup(Collectives):
         if not links[0].endpoint.wait(lambda: any(link.is_ready for link in links), left_s):
             who = ", ".join(link.peer for link in links)
             raise GroupError(
-                f"{label} failed: {who} did not come to it within {self._timeout_s:g} s: a process is stopped or much "
-                "slower than this one, or the network between is cut"
+                f"{label} failed: {who} did not come to it within {self._patience.limit_s:g} s: a process is stopped "
+                "or much slower than this one, or the network between is cut"
             )
 
     def _rows_of(self, message: Message, link: Link, label: str, like: Tensor) -> Tensor:
