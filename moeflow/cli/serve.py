@@ -124,6 +124,16 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
     help="Maximum waiting requests; more get 429.",
 )
 @click.option(
+    "--fronts",
+    "num_fronts",
+    cls=GroupedOption,
+    group="Engine process",
+    type=int,
+    default=1,
+    show_default=True,
+    help="HTTP processes for the same engines. One streams about 20,000 tokens/s.",
+)
+@click.option(
     "--max-body",
     "max_body_bytes",
     cls=GroupedOption,

@@ -64,15 +64,19 @@ class PassRecord:
 
 
 def make_descriptor(max_num_seqs: int) -> int:
-    """Make the memory of a record: a file without a name, which a child can inherit.
+    """Make the memory of a record.
 
     Its size fits passes of `max_num_seqs` requests only, because users may limit the size of files.
 
     Raises: OSError.
     """
-    num_bytes = _ENTRY_AT + max_num_seqs * _REQUEST_BYTES
+    return make_memory(_ENTRY_AT + max_num_seqs * _REQUEST_BYTES)
+
+
+def make_memory(num_bytes: int) -> int:
+    """Make zeroed memory that a child can inherit and map: a file without a name. Raises: OSError."""
     if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("moeflow-pass-record")
+        descriptor = os.memfd_create("moeflow-memory")
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _PREFIX = "moeflow-"
-_OURS = re.compile(r"engine|token|replica-\d+(\.new)?")  # names of its files
+_OURS = re.compile(r"engine|http|token|replica-\d+(\.new)?")  # names of its files
 _FRESH_S = 60.0  # a younger folder's server may not have taken its lock yet
 
 

@@ -37,6 +37,7 @@ from moeflow.server.jobs.data_folder import Jobs
 from moeflow.server.model_pool import ModelPool
 from moeflow.server.page import add_page
 from moeflow.server.request_log import RequestLog, RequestRecord
+from moeflow.server.response_store import Conversations
 from moeflow.server.service import Service
 
 _CORS: Any = {
@@ -70,11 +71,12 @@ def create_app(
     on_request_end: Callable[[RequestRecord], None] | None = None,
     *,
     pool: ModelPool | None = None,
+    conversations: Conversations | None = None,
 ) -> FastAPI:
     """Return the ASGI application. Without a generator it answers "loading" until one is attached, or else
     serves those of `pool`, which are loaded as they are asked for.
 
-    `on_request_end` gets the record of each finished request.
+    `on_request_end` gets the record of each finished request. `conversations`: see `Service`.
 
     Its `state.service` is where to attach one, and where to begin draining; `state.jobs` is where batch jobs are to
     be attached, which need a data folder.
@@ -82,7 +84,7 @@ def create_app(
     # The pages that FastAPI makes for documents load scripts from elsewhere; the document itself stays.
     app = Application(title="moeflow", version="1", docs_url=None, redoc_url=None, responses=ERRORS)
     app.cors_origins = config.cors_origins
-    service = app.state.service = Service(config, pool)
+    service = app.state.service = Service(config, pool, conversations)
     app.on_request_end = [service.metrics.requests.note, *([on_request_end] if on_request_end else [])]
     jobs: Jobs | None = None
     app.state.jobs = jobs

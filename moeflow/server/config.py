@@ -17,6 +17,7 @@ from moeflow.server.logs import LogFormat, LogLevel
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@]+")  # schemes of apps and extensions, too
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 _LEAST = {
+    "num_fronts": 1,
     "max_queue": 0,
     "max_body_bytes": 1024,
     "max_file_bytes": 1024,
@@ -45,6 +46,7 @@ class ServerConfig:
     tls_key: Path | None = None
     forwarded_allow_ips: str | None = None  # proxies whose X-Forwarded-For and -Proto count, separated by commas
     root_path: str = ""  # the prefix that a proxy has removed from paths
+    num_fronts: int = 1  # processes that answer HTTP, for the same engines
     max_queue: int = 64  # sequences that may wait beyond those running; more get 429
     max_body_bytes: int = 4 * MIB
     data_dir: Path | None = None  # where uploaded files and batch jobs are kept; None: there are none

@@ -11,7 +11,9 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
+from moeflow.engine.generator import Generator
 from moeflow.server.connection import PATIENCE, Patience, TimedConnection
 from moeflow.server.open_connections import ACCEPTED_AT_ONCE, MAX_CONNECTIONS, OpenConnections
 from moeflow.server.service import Service
@@ -26,28 +28,41 @@ _FLUSH_S = 5  # time for slow clients to read bytes already written
 class HttpServer(uvicorn.Server):
     """uvicorn without its own signal handling, and with nothing that depends on what else is installed."""
 
-    def __init__(self, app: FastAPI, patience: Patience = PATIENCE, *, max_connections: int = MAX_CONNECTIONS) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        patience: Patience = PATIENCE,
+        *,
+        max_connections: int = MAX_CONNECTIONS,
+        entry: ASGIApp | None = None,
+        is_behind_fronts: bool = False,
+    ) -> None:
+        """`entry` gets requests in the place of `app`. Other processes share the socket then, so that connections are
+        accepted one at a time. Behind fronts, these have decrypted requests, and name their clients.
+        """
+        self.app = app
         self.service: Service = app.state.service
         self._open_connections = OpenConnections(max_connections)
         self._patience = patience
         self._handshakes: dict[TimedConnection, TlsHandshake] = {}
         config = self.service.config
-        self._tls = tls_context(config)
+        self._tls = None if is_behind_fronts else tls_context(config)
+        proxies = "*" if is_behind_fronts else config.forwarded_allow_ips
         super().__init__(
             uvicorn.Config(
-                app,
+                entry or app,
                 http=self._protocol,  # type: ignore[arg-type]  # it is called, and nothing else is done with it
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 log_level="error",  # its warnings are about clients' mistakes, which have their own lines
                 access_log=False,
-                proxy_headers=config.forwarded_allow_ips is not None,
-                forwarded_allow_ips=config.forwarded_allow_ips,
+                proxy_headers=proxies is not None,
+                forwarded_allow_ips=proxies,
                 root_path=config.root_path,
                 server_header=False,
                 timeout_graceful_shutdown=_FLUSH_S,
-                backlog=ACCEPTED_AT_ONCE,
+                backlog=1 if entry else ACCEPTED_AT_ONCE,
             )
         )
 
@@ -78,6 +93,14 @@ class HttpServer(uvicorn.Server):
         if len(self.server_state.connections) + len(self._handshakes) > self._open_connections.limit:
             connections = [one for one in self.server_state.connections if isinstance(one, TimedConnection)]
             self._open_connections.admit(new, [*connections, *self._handshakes.values()])
+
+    async def attach(self, generator: Generator) -> None:
+        """Begin to serve the one model with this generator."""
+        self.service.attach(generator)
+
+    def drain(self) -> None:
+        """Refuse new requests from now on."""
+        self.service.drain()
 
     def reload(self) -> None:
         """Read keys and certificate again. Raises: ConfigError; a file that cannot be used changes nothing."""

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 with on_demand(__name__):
     from moeflow.server import app as web_app
     from moeflow.server import http_server, model_pool, served_model, tracing
+    from moeflow.server.fronts import fronted_server, fronts
     from moeflow.server.jobs import data_folder
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,8 @@ def serve_several(models: Mapping[str, PlannedModel], budget_bytes: int, config:
     Blocks: until a signal ends it.
     Raises: ConfigError for host or port.
     """
+    if config.num_fronts > 1:
+        raise ConfigError("several fronts serve one model: start one server for each model, or leave out --fronts")
     _check_files(config)
     tracer = _tracer_of(config)
     with (
@@ -170,14 +173,23 @@ async def _serve(
         )
         try:
             await asyncio.to_thread(_import_http)  # takes as long as the engine's process needs to load
-            app = web_app.create_app(None, config, tracer.trace if tracer else None)
-            app.state.service.show_start(starting)
-            jobs = app.state.jobs = _open_jobs(config, app.state.service)
-            http = _http_server(app)
+            http = _one_model_server(plan, config, tracer)
+            http.service.show_start(starting)
+            jobs = http.app.state.jobs = _open_jobs(config, http.service)
         except BaseException:
             await give_up(loading, lambda generator: generator.client.shutdown(0))
             raise
         return await _answer(http, jobs, listener, signals, loading, config)
+
+
+def _one_model_server(plan: Plan, config: ServerConfig, tracer: tracing.RequestTracer | None) -> http_server.HttpServer:
+    on_request_end = tracer.trace if tracer else None
+    if config.num_fronts == 1:
+        return _http_server(web_app.create_app(None, config, on_request_end))
+    several = fronts.Fronts(config.num_fronts, plan.config.model_path)
+    pool = model_pool.ModelPool(max_queue=config.max_queue, occupancy=several.occupancy)
+    app = web_app.create_app(None, config, on_request_end, pool=pool)
+    return fronted_server.FrontedServer(app, several, max_connections=max_connections(raise_descriptor_limit()))
 
 
 async def _answer(
@@ -190,15 +202,21 @@ async def _answer(
 ) -> int:
     """Answer until a signal or the engine's death ends it; return the exit code."""
     async with _answering(http, jobs, listener, signals):
-        generator = await _unless(signals, loading)
+        generator = await _unless(signals, _attached(http, loading))
         if isinstance(generator, int):
+            await http.service.models.shutdown(0)
             return 1 if generator == _BROKEN else 0  # told to end before there was anything to finish
-        gc.freeze()  # loaded objects stay: searching them for garbage would stop all requests for 100 ms
-        http.service.attach(generator)
         if jobs is not None:
             jobs.worker.wake()  # resumes jobs of an earlier server
         _announce(generator.client.model.name, listener, config)
         return await _until_end(http, jobs, signals, config)
+
+
+async def _attached(http: http_server.HttpServer, loading: asyncio.Task[Generator]) -> Generator:
+    generator = await loading
+    gc.freeze()  # loaded objects stay: searching them for garbage would stop all requests for 100 ms
+    await http.attach(generator)
+    return generator
 
 
 async def _until_end(
@@ -208,7 +226,7 @@ async def _until_end(
     service: Service = http.service
     ended_by: int | None = await signals.get()
     if ended_by != _BROKEN:
-        service.drain()
+        http.drain()
         if jobs is not None:
             await jobs.close()
         ended_by = await _unless(signals, service.models.shutdown(config.shutdown_deadline_s))

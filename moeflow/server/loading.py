@@ -48,7 +48,7 @@ async def load_model(
             )
         )
         try:
-            tokenizer = await asyncio.to_thread(_load_tokenizer, plan.config.model_path)
+            tokenizer = await asyncio.to_thread(load_tokenizer, plan.config.model_path)
             return Generator(await starting, tokenizer)
         except BaseException:
             await give_up(starting, lambda client: client.shutdown(0))
@@ -62,7 +62,8 @@ async def give_up(loading: asyncio.Task[Loaded], end: Callable[[Loaded], Awaitab
         await end(await loading)
 
 
-def _load_tokenizer(model: str) -> Tokenizer:
+def load_tokenizer(model: str) -> Tokenizer:
+    """Return a model's tokenizer, ready for use. Raises: what keeps it from loading."""
     tokenizer = Tokenizer.load(model)
     tokenizer.warm_up()
     return tokenizer

@@ -6,6 +6,7 @@ as those of a request, are names with values in either form.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import sys
@@ -34,6 +35,15 @@ def configure_logs(level: LogLevel, form: LogFormat, stream: TextIO) -> None:
     own.setLevel(level.upper())
     root.setLevel(max(own.level, logging.WARNING))
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of clients that leave while they are written to
+
+
+def log_descriptor() -> int | None:
+    """Return where this process's log goes, for a child with a log of the same form; None: to stderr."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler):
+            with contextlib.suppress(OSError, ValueError):  # it is in memory
+                return int(handler.stream.fileno())
+    return None
 
 
 def announcement(form: LogFormat, message: str, **fields: str) -> str:

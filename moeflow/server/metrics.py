@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 from moeflow.server.build import BuildCollector
 from moeflow.server.errors import ApiError
 from moeflow.server.generation_metrics import GenerationMetrics
+from moeflow.server.metric_sums import Count, MetricSums, counts_of
 from moeflow.server.model_metrics import ModelCollector
 from moeflow.server.model_pool import ModelPool
 from moeflow.server.request_metrics import RequestMetrics
@@ -23,6 +24,7 @@ class Metrics:
     """The registry and everything in it. Metrics of a model have the label `model`."""
 
     def __init__(self, models: ModelPool) -> None:
+        self.others = MetricSums()
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._registry.register(BuildCollector())
@@ -42,19 +44,27 @@ class Metrics:
         self._refused.labels(error.code).inc()
 
     def exposition(self) -> bytes:
-        """Return all metrics in Prometheus' text format, without the times at which counters were made."""
-        return generate_latest(_WithoutCreated(self._registry))
+        """Return all metrics in Prometheus' text format, without the times at which counters were made.
+
+        Counts of the server's other processes are added.
+        """
+        return generate_latest(_Shown(self._registry, self.others))
+
+    def counts(self) -> list[Count]:
+        """Return all that this process has counted."""
+        return counts_of(self._registry.collect())
 
 
-class _WithoutCreated(CollectorRegistry):
-    """A registry without its `_created` samples, which double the number of series."""
+class _Shown(CollectorRegistry):
+    """A registry with others' counts, and without its `_created` samples, which double the number of series."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, others: MetricSums) -> None:
         super().__init__()
         self._all = registry
+        self._others = others
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""
-        for metric in self._all.collect():
+        for metric in self._others.added_to(self._all.collect()):
             metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
             yield metric

@@ -22,6 +22,7 @@ from moeflow.engine.client import ReplicaStatus
 from moeflow.engine.generator import Generator
 from moeflow.processes.stats_sum import summed
 from moeflow.server.errors import ApiError
+from moeflow.server.guard.occupancy import Occupancy
 from moeflow.server.served_model import MAX_WAIT_S, RETRY_AFTER_S, ModelSource, ServedModel
 
 logger = logging.getLogger(__name__)
@@ -48,9 +49,14 @@ class ModelPool:
         budget_bytes: int = 0,
         max_wait_s: float = MAX_WAIT_S,
         patience_s: float = PATIENCE_S,
+        occupancy: Occupancy | None = None,
     ) -> None:
-        """Without sources there is one model, which has to be attached. The budget is that of those with sources."""
-        self._models = [ServedModel(max_queue, source) for source in sources] or [ServedModel(max_queue)]
+        """Without sources there is one model, which has to be attached. The budget is that of those with sources.
+
+        `occupancy` counts the one model's sequences in all processes of the server.
+        """
+        one = [ServedModel(max_queue, occupancy=occupancy)]
+        self._models = [ServedModel(max_queue, source) for source in sources] or one
         self._max_queue = max_queue
         self._budget_bytes = budget_bytes
         self._max_wait_s, self._patience_s = max_wait_s, patience_s

@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -133,3 +133,25 @@ class ResponseStore:
             if self.num_bytes <= self._max_bytes and oldest.used_at_s > too_old_s:
                 return
             self.delete(response_id)
+
+
+class Conversations(Protocol):
+    """Responses that others can follow, wherever they are kept."""
+
+    def put(self, response: dict[str, Any], items: bytes, previous_id: str | None) -> None:
+        """See `ResponseStore.put`."""
+
+    async def history(self, response_id: str) -> History | None:
+        """See `ResponseStore.history`."""
+
+
+class OwnConversations:
+    """Those of a store in this process."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self.put = store.put
+        self._store = store
+
+    async def history(self, response_id: str) -> History | None:
+        """See `ResponseStore.history`."""
+        return self._store.history(response_id)

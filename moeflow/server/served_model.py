@@ -21,6 +21,7 @@ from moeflow.models.file_facts import FileFacts, read_file_facts
 from moeflow.processes.stats_sum import totals_of, with_totals
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.admission import Admission
+from moeflow.server.guard.occupancy import Occupancy
 
 ModelStatus = Literal["unloaded", "loading", "ready", "restarting", "stalled", "failed"]
 
@@ -64,11 +65,11 @@ class ModelSource:
 class ServedModel:
     """A model's state. `attach` and `detach` change its state; the pool keeps the other attributes."""
 
-    def __init__(self, max_queue: int, source: ModelSource | None = None) -> None:
-        """Without a source it is attached once, and stays."""
+    def __init__(self, max_queue: int, source: ModelSource | None = None, occupancy: Occupancy | None = None) -> None:
+        """Without a source it is attached once, and stays. `occupancy` counts sequences of all processes."""
         self.source = source
         self.name = "" if source is None else source.name  # empty until it is attached
-        self.admission = Admission(max_queue)
+        self.admission = Admission(max_queue, occupancy=occupancy)
         self.generator: Generator | None = None
         self.starting: Sequence[EngineClient] = ()  # until it is attached
         self.is_loading = source is None

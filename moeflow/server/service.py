@@ -20,7 +20,7 @@ from moeflow.server.guard.api_keys import ApiKeys
 from moeflow.server.guard.large_bodies import LargeBodies
 from moeflow.server.metrics import Metrics
 from moeflow.server.model_pool import ModelPool
-from moeflow.server.response_store import ResponseStore
+from moeflow.server.response_store import Conversations, OwnConversations, ResponseStore
 from moeflow.server.served_model import RETRY_AFTER_S, ServedModel
 
 Status = Literal["loading", "ready", "restarting", "stalled", "draining", "failed"]
@@ -29,8 +29,10 @@ Status = Literal["loading", "ready", "restarting", "stalled", "draining", "faile
 class Service:
     """One server's state. Endpoints read the attributes; only `attach` and `drain` change its state."""
 
-    def __init__(self, config: ServerConfig, models: ModelPool | None = None) -> None:
-        """Without models there is one, which comes later."""
+    def __init__(
+        self, config: ServerConfig, models: ModelPool | None = None, conversations: Conversations | None = None
+    ) -> None:
+        """Without models there is one, which comes later. Without `conversations`, they are kept here."""
         self.config = config
         self.models = models or ModelPool(max_queue=config.max_queue)
         self.large_bodies = LargeBodies(config.max_body_bytes)
@@ -38,6 +40,7 @@ class Service:
         self.keys = ApiKeys(config) if config.needs_key else None
         self.metrics.requests.show_keys(self.keys.names if self.keys else ())
         self.responses = ResponseStore()
+        self.conversations = conversations or OwnConversations(self.responses)
         self.started_s = time.monotonic()
         self._is_draining = False
 

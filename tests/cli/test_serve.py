@@ -20,7 +20,7 @@ from tests.planner.example_plans import PLAN
 from tests.tiny_mixtral import write_tiny_mixtral
 
 EVERY_OPTION = """
-    --host 0.0.0.0 --port 9 --api-key k --allowed-host a --allowed-host b --max-queue 5 --max-body 1MiB
+    --host 0.0.0.0 --port 9 --api-key k --allowed-host a --allowed-host b --max-queue 5 --fronts 2 --max-body 1MiB
     --unknown-fields ignore --images placeholder
     --shutdown-deadline 2.5 --data-dir my/jobs --max-file 1GiB --file-quota 2GiB
     --api-keys-file keys.toml --cors-origin https://a.example --cors-origin http://localhost:3000
@@ -88,6 +88,7 @@ def test_every_wish_arrives(served, tmp_path):
         forwarded_allow_ips="10.0.0.0/8",
         root_path="/llm",
         max_queue=5,
+        num_fronts=2,
         unknown_fields="ignore",
         images="placeholder",
         max_body_bytes=1024**2,

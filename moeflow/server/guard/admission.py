@@ -1,6 +1,6 @@
 """Bounds the queue: counts sequences that are not finished, and refuses more than the engine can soon serve.
 
-Counted here, in the API process, so that a refusal costs the engine nothing.
+Counted here, in the processes of the API, so that a refusal costs the engine nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from moeflow.core.errors import QueueFullError, RequestError
+from moeflow.server.guard.occupancy import Occupancy
 
 _SMOOTHING = 0.1  # weight of the newest sequence in the mean duration
 _MAX_RETRY_AFTER_S = 60.0
@@ -17,12 +18,20 @@ _MAX_RETRY_AFTER_S = 60.0
 class Admission:
     """How many sequences may be under way: those running and `max_queue` waiting ones."""
 
-    def __init__(self, max_queue: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, max_queue: int, clock: Callable[[], float] = time.monotonic, *, occupancy: Occupancy | None = None
+    ) -> None:
+        """`occupancy` counts those of all processes; without it, this is the only one."""
         self._max_queue = max_queue
+        self._occupancy = occupancy or Occupancy()
         self._clock = clock
         self._mean_duration_s = 1.0
-        self.num_unfinished = 0
-        self.num_open = 0  # requests under way, those of batch jobs included
+        self.num_open = 0  # requests under way here, those of batch jobs included
+
+    @property
+    def num_unfinished(self) -> int:
+        """Sequences that are admitted and not finished, in all processes."""
+        return self._occupancy.total
 
     def admit(self, num_sequences: int, *, max_num_seqs: int, is_batch: bool = False) -> Ticket:
         """Admit a request of so many sequences. Batch requests are not counted: their job limits how many there are.
@@ -43,8 +52,12 @@ class Admission:
                 f"Queue full ({self.num_unfinished}/{limit}); try again later",
                 retry_after_s=min(max(wait_s, 1.0), _MAX_RETRY_AFTER_S),
             )
-        self.num_unfinished += num_sequences
+        self._occupancy.add(num_sequences)
         return Ticket(self, num_sequences, self._clock())
+
+    def give_back(self, num_sequences: int) -> None:
+        """So many sequences are finished."""
+        self._occupancy.add(-num_sequences)
 
     def note_duration(self, admitted_s: float) -> None:
         """Learn how long sequences take, from one admitted then and finished now."""
@@ -76,4 +89,4 @@ class Ticket:
 
     def _give_back(self, num_sequences: int) -> None:
         self._num_left -= num_sequences
-        self._admission.num_unfinished -= num_sequences
+        self._admission.give_back(num_sequences)

@@ -20,6 +20,11 @@ class Account:
         self._tokens = Allowance(key.tokens_per_minute) if key.tokens_per_minute else None
         self._open: set[RequestRecord] = set()
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether it has any limit."""
+        return self._requests is not None or self._tokens is not None
+
     def begin(self, record: RequestRecord) -> float:
         """Count a request in and return 0, or return after how many seconds it may come again."""
         wait_s = max(

@@ -26,7 +26,7 @@ def api_key_check(keys: ApiKeys) -> Check:
     def check(scope: Scope) -> ApiError | None:
         if not _is_guarded(api_path(scope)):
             return None
-        accounts = [account for key in _given_keys(Headers(scope=scope)) if (account := keys.find(key))]
+        accounts = [account for key in given_keys(Headers(scope=scope)) if (account := keys.find(key))]
         if accounts:
             return _check_limits(scope, accounts[0])
         message = "A valid API key is needed: send the header `Authorization: Bearer KEY`, or `x-api-key: KEY`"
@@ -47,7 +47,8 @@ def _check_limits(scope: Scope, account: Account) -> ApiError | None:
     return ApiError(429, "rate_limit_exceeded", message, headers=retry_after)
 
 
-def _given_keys(headers: Headers) -> list[bytes]:
+def given_keys(headers: Headers) -> list[bytes]:
+    """Return the keys that a request was sent with."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     given = [bearer] if scheme.lower() == "bearer" else []
     given += [headers["x-api-key"]] if "x-api-key" in headers else []

@@ -103,7 +103,7 @@ async def start_response(
 
     def store(response: dict[str, Any]) -> None:
         if is_stored:
-            service.responses.put(response, items, body.previous_response_id)
+            service.conversations.put(response, items, body.previous_response_id)
 
     writer = ResponseWriter(generation, form, head, store, called=tools.called, seals_reasoning=body.seals_reasoning)
     return Answer(generation, writer)
@@ -180,7 +180,7 @@ async def _history(service: Service, body: ResponseInput) -> list[Item]:
     """Return the items before a request's own. Raises: ApiError 404 (one is missing), 400 (too many)."""
     if body.previous_response_id is None:
         return []
-    history = service.responses.history(body.previous_response_id)
+    history = await service.conversations.history(body.previous_response_id)
     if history is None:
         message = (
             f"The conversation up to {body.previous_response_id[:80]!r} is not, or no longer, kept here in full; "

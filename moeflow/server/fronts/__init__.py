@@ -1,0 +1,1 @@
+"""Several HTTP processes before the same engines."""

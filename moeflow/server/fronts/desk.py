@@ -1,0 +1,119 @@
+"""A server's end for one front: gives its requests to the engines, and keeps its responses and counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import aclosing
+
+import msgspec
+
+from moeflow.core.engine_messages import Cancellation, Submission, TokenOutput
+from moeflow.core.errors import EngineError
+from moeflow.engine.client import EngineClient
+from moeflow.server.fronts.messages import (
+    Attached,
+    Counts,
+    Found,
+    FromFront,
+    Link,
+    Lost,
+    Search,
+    State,
+    Stored,
+    Tokens,
+)
+from moeflow.server.service import Service
+
+logger = logging.getLogger(__name__)
+
+
+class Desk:
+    """Serves one life of a front."""
+
+    def __init__(self, number: int, link: Link[FromFront], service: Service, on_work: Callable[[], None]) -> None:
+        """`on_work` is called when the front takes requests, and at each request."""
+        self.link = link
+        self._number = number
+        self._service = service
+        self._on_work = on_work
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._outputs: list[TokenOutput] = []  # of this pass
+        self._shown: State | None = None
+        if service.loaded is not None:
+            self.attach(service.loaded.client)
+
+    async def serve(self) -> None:
+        """Serve until the front is gone; its requests are then cancelled in the engines."""
+        try:
+            while (message := await self.link.receive()) is not None:
+                self._take(message)
+        finally:
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.link.close()
+            self._service.metrics.others.end(self._number)
+
+    def attach(self, client: EngineClient) -> None:
+        """The model is loaded."""
+        self.link.send(Attached(client.model))
+        self.show_state(client)
+
+    def show_state(self, client: EngineClient) -> None:
+        """Report the engines' state if it has changed."""
+        state = State(client.state, client.back_in_s)
+        if state != self._shown:
+            self._shown = state
+            self.link.send(state)
+
+    def _take(self, message: FromFront) -> None:
+        if isinstance(message, Submission):
+            self._on_work()
+            relaying = self._tasks[message.request_id] = asyncio.create_task(self._relay(message))
+            relaying.add_done_callback(lambda _: self._tasks.pop(message.request_id))
+        elif isinstance(message, Cancellation):
+            for request_id in message.request_ids:
+                if (task := self._tasks.get(request_id)) is not None:
+                    task.cancel()
+        elif isinstance(message, Stored):
+            response = msgspec.json.decode(message.response)
+            self._service.responses.put(response, message.items, message.previous_id)
+        elif isinstance(message, Search):
+            history = self._service.responses.history(message.response_id)
+            found = Found(message.number, None)
+            if history is not None:
+                found = Found(message.number, history.lists, history.num_containers)
+            self.link.send(found)
+        elif isinstance(message, Counts):
+            self._service.metrics.others.note(self._number, message.counts)
+        else:
+            self._on_work()
+
+    async def _relay(self, submission: Submission) -> None:
+        """Send what the engines bring for a request."""
+        assert self._service.loaded is not None, "a front knows the model before it submits"
+        client = self._service.loaded.client
+        try:
+            async with aclosing(client.stream(submission)) as outputs:
+                async for output in outputs:
+                    self._collect(output)
+        except Exception as error:  # any: the front waits for the request's end
+            if not isinstance(error, EngineError):
+                logger.exception("request %s of front %d failed", submission.request_id, self._number)
+            self._flush()
+            self.show_state(client)
+            self.link.send(Lost(submission.request_id, str(error)))
+
+    def _collect(self, output: TokenOutput) -> None:
+        """Send an output with all others of its pass: their tasks run before the event loop's next turn."""
+        if not self._outputs:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outputs.append(output)
+
+    def _flush(self) -> None:
+        if self._outputs:
+            self.link.send(Tokens(self._outputs))
+            self._outputs = []
