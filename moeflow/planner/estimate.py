@@ -17,11 +17,10 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.plan import Plan, Policy, Workload
 from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.choices.offload_plan import costs_of
-from moeflow.planner.costs.cost_model import BLOCK_TOKENS, CostModel, IntegerPolicy, Prediction, overlaps
+from moeflow.planner.costs.cost_model import BLOCK_TOKENS, CostModel, Prediction, overlaps
 from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.process_memory import CUDA_BYTES, ENGINE_BYTES, planned_bytes
 from moeflow.planner.costs.rank_costs import ALONE, Sharing
-from moeflow.planner.costs.remote_waits import RemoteRates, step_with_lenders_s
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.costs.work_space import sampled_bytes, work_bytes
 from moeflow.planner.forecast import disk_reasons, forecast
@@ -55,7 +54,7 @@ class Estimator(msgspec.Struct, frozen=True):
         number = max(min(limits.max_num_seqs, has_room_for), 1)
         model, policy = self.costs(plan.workload), self.policy(limits.max_num_seqs, tokens)
         policy = replace(policy, batch_size=number, micro_batch=number)
-        places = (*disk_reasons(model, policy), *self._remote_reasons(model, policy))
+        places = disk_reasons(model, policy)
         reasons = (*plan.reasons, *places, *machine_reasons(self.machine, self.config.hybrid))
         return replace(
             plan,
@@ -64,20 +63,6 @@ class Estimator(msgspec.Struct, frozen=True):
             forecast=forecast(model, policy, self.memory_limits, maps_weights=bool(self.config.packed_file)),
             reasons=reasons,
         )
-
-    def _remote_reasons(self, model: CostModel, policy: Policy) -> list[tuple[str, str]]:
-        """Return what lenders bring to one request alone."""
-        experts = self.config.experts
-        if experts is None or experts.remote is None or not policy.experts_on_disk:
-            return []
-        policy = replace(policy, batch_size=1, micro_batch=1)
-        answered = [it for it in experts.remote.lenders if it.num_experts]
-        rates = [RemoteRates.of(it, self.shape.hidden_size, experts.slab_bytes) for it in answered]
-        on_disk = policy.experts_on_disk * self._costs.num_moe_layers * self.shape.routing.num_experts
-        share = min(sum(it.num_experts for it in answered) / on_disk, 1.0)
-        reads, step_s = model.reads(IntegerPolicy.of(policy))[0], model.predict(policy).decode_s
-        with_s = step_with_lenders_s(step_s, reads, policy.experts_on_disk, share, rates)
-        return [("with lenders", f"{1 / with_s:.2g} tokens/s for one request, {1 / step_s:.2g} with the disk alone")]
 
     def costs(self, workload: Workload) -> CostModel:
         """Return the costs of a workload."""

@@ -16,7 +16,7 @@ def what_to_expect(plan: Plan) -> str:
     if plan.forecast is None:
         return ""
     reasons = dict(plan.reasons)
-    whys = (reasons[name] for name in ("experts_on_disk", "with lenders", "machine") if name in reasons)
+    whys = (reasons[name] for name in ("experts_on_disk", "machine") if name in reasons)
     return "; ".join([f"Estimate: {speed_and_memory(plan)}", *whys])
 
 

@@ -165,8 +165,6 @@ def _remote_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
         experts = plan.config.experts
         is_used = experts is not None and experts.remote is not None
         yield "experts at lenders", "" if is_used else "none", reasons["remote_experts"]
-    if "with lenders" in reasons:
-        yield "expected with lenders", "", reasons["with lenders"]
 
 
 def _rank_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:

@@ -4,8 +4,7 @@ All rows that have arrived for one layer are computed at once, so an expert is r
 Layers are served in the order of their first rows. A pair's result is the same bits whatever is computed with
 it, as the kernels promise, and each client adds up its tokens' pairs itself.
 
-Any process that owns experts can be such a service. Computing has a thread with its own team, independent of the
-process's other work.
+Computing has a thread with its own team, independent of the process's other work.
 """
 
 from __future__ import annotations
@@ -54,15 +53,6 @@ class ExpertOwner(Protocol):
         """Yield memory that holds experts of a layer, and each expert's row in it; nothing moves meanwhile."""
 
 
-@dataclass(slots=True)
-class ServiceStats:
-    """What a service did; the numbers only grow."""
-
-    num_pairs: int = 0
-    num_experts: int = 0  # computed with, for one or several clients at once
-    computed_s: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class _Arrived:
     """A piece of work that waits."""
@@ -76,10 +66,9 @@ class _Arrived:
 class ExpertService:
     """The thread that computes, and the queue before it."""
 
-    def __init__(self, num_threads: int, set_up: Callable[[], None] = lambda: None) -> None:
-        """Begin. `set_up` is called by the computing thread first."""
-        self.stats = ServiceStats()
-        self._num_threads, self._set_up = num_threads, set_up
+    def __init__(self, num_threads: int) -> None:
+        """Begin."""
+        self._num_threads = num_threads
         self._changed = threading.Condition()
         self._queue: deque[_Arrived] = deque()
         self._is_closed = False
@@ -116,7 +105,6 @@ class ExpertService:
 
     def _run(self) -> None:
         extension.use_own_threads(self._num_threads)
-        self._set_up()
         with torch.inference_mode():
             while together := self._next():
                 self._compute(together)
@@ -147,19 +135,12 @@ class ExpertService:
             ready = [it for it in together if not _asked(it.work, owner.num_experts) - slots.keys()]
             found = compute_pairs(experts, slots, [it.work for it in ready], owner.num_experts) if ready else []
         seconds = time.perf_counter() - start_s
-        self._count([it.work for it in ready], owner.num_experts, seconds)
         results = {id(it): pairs for it, pairs in zip(ready, found, strict=True)}
         for it in together:
             pairs = results.get(id(it))
             status = Status.ABSENT if pairs is None else Status.DONE
             pairs = torch.empty(0, owner.hidden) if pairs is None else pairs
             it.client.answer(it.number, WorkResult(status, pairs, start_s - it.arrived_s, seconds))
-
-    def _count(self, works: Sequence[ExpertWork], num_experts: int, seconds: float) -> None:
-        stats = self.stats
-        stats.num_pairs += sum(int((work.expert_ids < num_experts).sum()) for work in works)
-        stats.num_experts += len(set().union(*(_asked(work, num_experts) for work in works)))
-        stats.computed_s += seconds
 
 
 class ServedClient:

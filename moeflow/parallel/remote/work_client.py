@@ -7,8 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from torch import Tensor
-
 from moeflow.core.errors import GroupError
 from moeflow.parallel.remote.expert_work import (
     RESULT,
@@ -34,11 +32,6 @@ class PendingWork:
         self._client, self._layer, self._num_pairs = client, layer, num_pairs
         self._is_done = threading.Event()
         self._outcome: WorkResult | GroupError | None = None
-
-    @property
-    def is_done(self) -> bool:
-        """Whether `result` returns at once."""
-        return self._is_done.is_set()
 
     def result(self, timeout_s: float) -> WorkResult:
         """Return the result. Blocks: until it is there.
@@ -131,8 +124,3 @@ class WorkClient:
         for each in pending.values():
             each.settle(error)
         self._on_end(error)
-
-
-def scatter(pairs: Tensor, result: WorkResult, positions: Tensor) -> None:
-    """Write the results of pairs to where they belong. Shapes: pairs [T * K, H], positions [P] int64."""
-    pairs.index_copy_(0, positions, result.pairs)

@@ -21,7 +21,6 @@ from moeflow.parallel.tcp.cluster_token import default_token_file, read_token
 from moeflow.parallel.tcp.conversation import RefusedError
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.costs.disk_waits import DiskRates
-from moeflow.planner.costs.remote_waits import RemoteRates
 from moeflow.settings.settings import Settings
 
 with on_demand(__name__):
@@ -30,6 +29,7 @@ with on_demand(__name__):
 logger = logging.getLogger(__name__)
 
 _NAME: Final = "remote_experts"  # of the reason
+_MEMORY_BYTES_PER_S: Final = 8e9  # of a lender's core that reads experts: assumed until it has computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,20 +98,24 @@ def _judged(
     config: RemoteExpertsConfig, slots: ExpertSlotsConfig, borrowing: Borrowing, disk: DiskRates | None
 ) -> RemoteChoice:
     """Report what lenders bring, and omit lenders that would be slower than the disk."""
-    rates = [RemoteRates.of(it, borrowing.hidden, slots.slab_bytes) for it in config.lenders if it.num_experts]
-    if not rates:
+    answered = [it for it in config.lenders if it.num_experts]
+    if not answered:
         return RemoteChoice(config=config, reason="no lender has answered yet: experts come from disk until one does")
     number = min(sum(it.num_experts for it in config.lenders), borrowing.num_layers * borrowing.num_experts)
     links = ", ".join(
         f"{format_address(it.host, it.port)} with a round trip of {format_seconds(it.round_trip_s)} and "
         f"{format_bytes(int(it.bytes_per_s))}/s"
-        for it in config.lenders
-        if it.num_experts
+        for it in answered
     )
     if disk is None or disk.link is None:
         return RemoteChoice(config=config, reason=f"{number} experts fit at {links}; the faster one computes")
-    remote_s, disk_s = min(it.expert_s(1) for it in rates), disk.read_s(1)
+    remote_s, disk_s = min(_expert_s(it, borrowing.hidden, slots.slab_bytes) for it in answered), disk.read_s(1)
     both = f"an expert that one token needs takes {format_seconds(remote_s)} there, {format_seconds(disk_s)} from disk"
     if remote_s >= disk_s:
         return RemoteChoice(config=None, reason=f"not used: {both} ({links})")
     return RemoteChoice(config=config, reason=f"{number} experts fit at {links}: {both}")
+
+
+def _expert_s(lender: LenderConfig, hidden: int, slab_bytes: int) -> float:
+    """Return the seconds of an expert that one token needs: messages both ways, and computing there."""
+    return lender.round_trip_s + 2 * 4 * hidden / lender.bytes_per_s + slab_bytes / _MEMORY_BYTES_PER_S

@@ -27,9 +27,9 @@ from moeflow.parallel.remote.expert_work import (
     encode_result,
     encode_work,
 )
-from moeflow.parallel.remote.work_client import WorkClient, scatter
+from moeflow.parallel.remote.work_client import WorkClient
 from tests.parallel.links import two_ends
-from tests.parallel.remote.owners import HIDDEN, NUM_EXPERTS, TOP_K, Owner, client_of, packed_layer, routed
+from tests.parallel.remote.owners import HIDDEN, NUM_EXPERTS, Owner, client_of, packed_layer, routed
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 PATIENCE_S = 30.0
@@ -86,7 +86,7 @@ def test_pairs_that_two_others_and_this_process_compute_add_up_to_the_same_bits(
                 (found,) = expert_service.compute_pairs(layer, slots, [work], NUM_EXPERTS)
                 pairs[here.pairs] = found
             for positions, each in pending:
-                scatter(pairs, each.result(PATIENCE_S), positions)
+                pairs[positions] = each.result(PATIENCE_S).pairs
             assert torch.equal(add_pairs(pairs, ids), layer.compute(hidden, ids, weights))
 
 
@@ -132,8 +132,6 @@ def test_what_has_arrived_for_a_layer_is_computed_at_once_and_what_is_alone_firs
         assert together == [[0], [1, 1], [0]]
         for (hidden, ids, weights), layer, result in zip(asked, (0, 1, 0, 1), results, strict=True):
             assert torch.equal(add_pairs(result.pairs, ids), layers[layer].compute(hidden, ids, weights))
-        assert service.stats.num_pairs == TOP_K * (4 + 1 + 2 + 3)
-        assert 3 * TOP_K <= service.stats.num_experts <= 3 * NUM_EXPERTS
 
 
 def wait_for(condition) -> None:
