@@ -1,8 +1,8 @@
 """Two machines, and a model larger than the memory of one: which use of the second machine is fastest?
 
-    python -m studies.two_machines machines FOLDER --shape coarse --rate 1gbit --disk 500
+    python -m studies.two_machines FOLDER --shape coarse --rate 1gbit --disk 500
 
-`machines` needs root. A machine is a network namespace, a core with one thread, and a control group that limits its
+Needs root. A machine is a network namespace, a core with one thread, and a control group that limits its
 disk. A link of the given rate joins both. The arms answer the same prompts alternately:
 
 - disk: one machine with `--memory`; experts that do not fit come from disk
@@ -170,8 +170,10 @@ class Arm:
     def __init__(self, prefix: Sequence[str], settings: dict[str, Any]) -> None:
         """Load it, behind the words of a prefix."""
         self._engine = Children()
-        self._engine.start([*prefix, sys.executable, "-m", "studies.two_machines", "work", json.dumps(settings)])
-        self.plan = self._engine.answer(0)["experts"]
+        self._engine.start(
+            [*prefix, sys.executable, "-m", "studies.two_machines", ".", "--worker", json.dumps(settings)]
+        )
+        self._engine.answer(0)
 
     def ask(self, prompts: list[list[int]], num_new: int) -> dict[str, Any]:
         """Have it answer prompts; return tokens and seconds."""
@@ -242,33 +244,28 @@ def measure(arms: dict[str, Arm], rounds: int, seed: int) -> list[dict[str, Any]
     return rows
 
 
-def table(record: Record, first: str, title: str, notes: Sequence[str] = ()) -> Table:
+def table(record: Record) -> Table:
     """Return speeds of the first arm, and how many times as fast the others are: the median and range of rounds."""
-    names = list(record["cases"][0]["arms"])
-    columns = ("", f"{first} tokens/s", *(name for name in names if name != first))
+    first, *others = record["cases"][0]["arms"]
+    columns = ("", f"{first} tokens/s", *others)
+    speed_of_disk = f"{record['disk_mb_per_s']} MB/s" if record["disk_mb_per_s"] else "as it is"
+    title = f"{record['shape']} experts, --memory {record['memory']}, link {record['link']}, disk {speed_of_disk}"
     found = []
     for row in record["cases"]:
         batch, length, num_new = CASES[row["case"]]
         base = [it["seconds"] for it in row["arms"][first]]
         speed = (length if num_new == 1 else batch * (num_new - 1)) / statistics.median(base)
         line = [row["case"], f"{speed:.3g}"]
-        for name in columns[2:]:
+        for name in others:
             seconds = (it["seconds"] for it in row["arms"][name])
             ratios = [mine / other for mine, other in zip(base, seconds, strict=True)]
             line.append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})")
         found.append(tuple(line))
-    return Table(title, columns, tuple(found), tuple(notes))
+    return Table(title, columns, tuple(found), (f"times as fast as {first}: median of rounds, from and to",))
 
 
-@click.group()
-def main() -> None:
-    """Measure uses of a second machine."""
-
-
-@main.command()
-@click.argument("settings")
 def work(settings: str) -> None:
-    """Be an engine with these settings (internal)."""
+    """Be an engine with these settings."""
     given = json.loads(settings)
     sizes = {name: parse_bytes(given.pop(name)) for name in ("memory_bytes", "kv_cache_bytes") if name in given}
     paths = {name: Path(given.pop(name)) for name in ("cache_dir", "cluster_token_file")}
@@ -276,18 +273,12 @@ def work(settings: str) -> None:
     if "remote_experts" in given:
         RemoteExperts._trial_of = lambda *_: AlwaysOn()  # type: ignore[assignment,method-assign,return-value]
     engine = Engine.load(config)
-    print(json.dumps({"experts": str(config.experts)}), flush=True)
+    print("true", flush=True)
     try:
         for line in sys.stdin:
             print(json.dumps(answers(engine, **json.loads(line))), flush=True)
     finally:
         engine.close()
-
-
-folder_argument = click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-shape_option = click.option("--shape", type=click.Choice(list(SHAPES)), default="coarse", show_default=True)
-rounds_option = click.option("--rounds", default=4, show_default=True)
-seed_option = click.option("--seed", default=0, show_default=True)
 
 
 def common(folder: Path, shape: str) -> dict[str, Any]:
@@ -306,19 +297,20 @@ def common(folder: Path, shape: str) -> dict[str, Any]:
     }
 
 
-@main.command()
-@folder_argument
-@shape_option
+@click.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--shape", type=click.Choice(list(SHAPES)), default="coarse", show_default=True)
 @click.option("--rate", "rates", multiple=True, default=("10gbit", "1gbit"), help="Of the link, as tc writes it.")
 @click.option("--disk", "disk_mb_per_s", type=int, help="Limit of each machine's disk, in MB/s.")
 @click.option("--device", default="254:0", show_default=True, help="The disk that has the limit.")
 @click.option("--memory", default="2100MiB", show_default=True, help="Limit of each machine.")
 @click.option("--lent", "lent_memory", help="Memory of the lender, if it is not --memory.")
 @click.option("--arm", "wanted", multiple=True, default=("disk", "lent", "ranks", "stages", "whole"))
-@rounds_option
-@seed_option
+@click.option("--rounds", default=4, show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option("--worker", help="Internal: be an engine with these settings.")
 @result_options
-def machines(
+def main(
     folder: Path,
     shape: str,
     rates: Sequence[str],
@@ -329,10 +321,14 @@ def machines(
     wanted: Sequence[str],
     rounds: int,
     seed: int,
+    worker: str | None,
     as_json: bool,
     out: Path | None,
 ) -> None:
-    """Measure on two machines."""
+    """Measure uses of a second machine."""
+    if worker is not None:
+        work(worker)
+        return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     base = common(folder, shape)
     disk = None if disk_mb_per_s is None else Disk(device, disk_mb_per_s)
@@ -343,22 +339,11 @@ def machines(
             arms[name].ask(**question(random.Random(seed), WARM_UP))
         if "lent" in arms:
             wait_until_placed(arms["lent"])
-        measured |= {"plans": {name: arm.plan for name, arm in arms.items()}}
         for rate in rates:
             limit_link(both, rate)
             rows = measure(arms, rounds, seed)
-            title = f"{shape} experts, --memory {memory}, link {rate}, disk {disk_mb_per_s or 'unlimited'} MB/s"
-            publish(
-                "two_machines",
-                lambda record, title=title: table(record, wanted[0], f"{title}: times as fast as {wanted[0]}"),
-                out,
-                as_json=as_json,
-                seed=seed,
-                threads=1,
-                link=rate,
-                cases=rows,
-                **measured,
-            )
+            found = measured | {"link": rate, "cases": rows}
+            publish("two_machines", table, out, as_json=as_json, seed=seed, threads=1, **found)
 
 
 def wait_until_placed(arm: Arm) -> None:

@@ -52,7 +52,6 @@ from studies.peers.tables import pair_table, summary_table
 from studies.pipelines import table as pipelines_table
 from studies.plan_accuracy import table as accuracy_table
 from studies.policy_grid import table as grid_table
-from studies.remote_experts import table as remote_table
 from studies.report.old_records import readable
 from studies.report.plots import plot_throughput
 from studies.report.summary import README_BEGIN, README_END, claims, readme_table, summary
@@ -63,6 +62,7 @@ from studies.sida.tables import sida_tables
 from studies.speculation.plots import plot_speculation
 from studies.speculation.tables import speculation_tables
 from studies.trace_overhead import table as trace_table
+from studies.two_machines import table as two_machines_table
 
 STUDIES = ROOT / "docs" / "studies"
 NOTHING = """
@@ -363,7 +363,10 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     ),
     "attention_places": ("Attention on the host, or keys and values on the device", write_places),
     "offload_device": ("Models larger than a GPU, beside llama.cpp", write_larger_than_gpu),
-    "remote_experts": ("Experts in another machine's memory", write_newest(remote_table, lambda r: r["link"])),
+    "two_machines": (
+        "Uses of a second machine",
+        write_newest(two_machines_table, lambda r: (r["shape"], r["memory"], r["disk_mb_per_s"], r["link"])),
+    ),
     "sida": ("Classifiers within shares of their experts", write_sida),
     "pipelines": ("Models larger than a device", write_pipelines),
     "paper": ("MoE-Lightning's figures, predicted", write_paper),
