@@ -149,11 +149,16 @@ async def stats(
         ],
         "replicas": [
             {"state": it.state, "is_slow": it.is_slow, "host": it.host, "activity": it.activity}
-            | msgspec.to_builtins(it.stats)
+            | _all_fields(it.stats)
             for it in replicas
         ],
-        **msgspec.to_builtins(models.stats() if chosen is None else chosen.stats()),
+        **_all_fields(models.stats() if chosen is None else chosen.stats()),
     }
+
+
+def _all_fields(stats: EngineStats) -> dict[str, Any]:
+    """Return also fields with default values, which messages omit."""
+    return {name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(stats).items()}
 
 
 class VersionResponse(BaseModel):
