@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import sys
 from collections.abc import Mapping
@@ -158,7 +159,8 @@ class LocalHost:
         if code == 0:
             return None
         await asyncio.sleep(LAST_WORDS_S)
-        return name_death(code, self._oom_kills, OomKills.read())
+        death = name_death(code, self._oom_kills, OomKills.read())
+        return dataclasses.replace(death, reason=f"process {self.process.pid}: {death.reason}")
 
     def kill(self) -> None:
         """See `EngineHost`."""

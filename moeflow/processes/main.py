@@ -12,7 +12,6 @@ from __future__ import annotations
 import gc
 import logging
 import math
-import os
 import signal
 import sys
 import time
@@ -37,10 +36,11 @@ from moeflow.core.engine_messages import (
     ToEngine,
     TokenOutput,
 )
-from moeflow.core.errors import EngineError, GroupError, RequestError
+from moeflow.core.errors import EngineError, GroupError, MoeflowError, RequestError
 from moeflow.core.request import FinishReason
 from moeflow.engine.engine import Engine
 from moeflow.kernels.on_demand import on_demand
+from moeflow.processes.deaths import OomKills, name_death
 from moeflow.processes.lifeline import OrphanedError, tie_to_parent
 from moeflow.processes.pass_record import PassRecord
 
@@ -61,6 +61,7 @@ class EngineProcess:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
         self._refused: list[TokenOutput] = []
+        self._oom_kills = OomKills.read()  # so far
         self._deadline: float | None = None  # set once shutdown is asked for
 
     def run(self) -> None:
@@ -78,9 +79,11 @@ class EngineProcess:
         except GroupError as error:
             if error.__cause__ is not None:  # our own mistake; a lost rank is reported by the supervisor
                 logger.error("the engine ends: %s", error, exc_info=error.__cause__)
-            if error.signal_number:  # so that this death is classified correctly
-                logger.error("the engine ends: %s", error)
-                os.kill(os.getpid(), error.signal_number)
+            if error.signal_number:
+                death = name_death(-error.signal_number, self._oom_kills, OomKills.read())
+                error = GroupError(f"{error}: {death.reason}", is_from_outside=death.is_from_outside)
+            self._fail(error)
+        except MoeflowError as error:  # the supervisor logs it
             self._fail(error)
         except Exception as error:
             logger.exception("the engine ends")
@@ -95,6 +98,8 @@ class EngineProcess:
     def _serve(self, engine: Engine) -> None:
         while self._deadline is None or engine.has_work:
             busy = engine.has_work or bool(self._refused)
+            if not busy:
+                self._oom_kills = OomKills.read()
             held_ms = 0 if self._refused else math.ceil(engine.held_s * 1000)
             self._receive(engine, timeout_ms=held_ms if busy else IDLE_POLL_MS)
             if self._deadline is not None and time.monotonic() > self._deadline:

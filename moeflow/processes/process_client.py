@@ -287,11 +287,12 @@ class ProcessEngine:
 
     def _fail(self, error: MoeflowError, death: Death | None = None) -> None:
         if self._failure is None:
-            logger.error("engine failure: %s", error)
             self._failure = error
             self._death = dataclasses.replace(death or Death(str(error)), in_pass=self._host.in_pass())
             if self._ready.is_set() and self._on_failure is not None:
                 self._on_failure()
+            else:
+                logger.error("engine failure: %s", error)
         self._ready.set()
         self._sinks.end()
 

@@ -152,6 +152,11 @@ class Replica:
         self._restarting = asyncio.create_task(self._restart(None))
 
     @property
+    def has_loaded(self) -> bool:
+        """Whether an engine has been ready, even if none is now."""
+        return self._engine is not None
+
+    @property
     def engine(self) -> Mortal:
         """The newest engine, which may be dead."""
         assert self._engine is not None, "the replica is loaded first"

@@ -15,7 +15,7 @@ from moeflow.kernels.weight_format import BITS_PER_VALUE
 
 TIMEOUT_S = 300.0  # after which an engine that is stuck is ended, unless the user sets another
 SILENCE_S = 10.0  # heartbeats come every second; ten are not missed because a machine is busy
-LOST_S = 10.0  # after which a process on a silent machine, or a stopped one, is ended
+LOST_S = 6.0  # after which a process on a silent machine, or a stopped one, is ended
 STALLED_SHARE = 0.2  # of the time after which a pass is ended: then it is called stalled
 SLOWER_THAN_SEEN = 10.0  # a pass may take so many times as long as the longest so far
 _SLOW_FLOPS = 1e10  # of one thread, where a fast one reaches several times that

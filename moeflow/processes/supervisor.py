@@ -14,6 +14,7 @@ once: there is nothing to choose.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from bisect import insort
@@ -50,6 +51,7 @@ with on_demand(__name__):
 logger = logging.getLogger(__name__)
 
 _TARGET_S = 1.0  # how often the number of replicas is compared with the load
+_PLACE_S = 60.0  # in which a place on another machine may appear
 _LOOK_S = 0.02  # how often a shutdown looks whether all requests have ended
 _BEST_FIRST = (EngineState.READY, EngineState.RESTARTING, EngineState.DRAINING, EngineState.STALLED)
 
@@ -136,7 +138,7 @@ class Supervisor:
         """
         first, *others = self._replicas
         try:
-            loading = first.load(on_progress)
+            loading = self._load_first(first, on_progress)
             await (loading if self._launcher is None else self._launcher.unless_refused(loading))
             self._model = first.engine.model
             if self._places is not None:
@@ -152,6 +154,16 @@ class Supervisor:
         except BaseException:
             await self._shut_down_all(0)
             raise
+
+    async def _load_first(self, first: Replica, on_progress: Progress | None) -> None:
+        """Load an engine, on other machines in one place after the other. Raises: as `load`."""
+        while not first.has_loaded:
+            try:
+                await first.load(on_progress)
+            except EngineError as error:
+                if self._places is None or not error.is_from_outside:
+                    raise
+                logger.warning("%s does not start in one place; it waits for another (%s)", first.name, error)
 
     def _make_replica(self, name: str, start: Start) -> Replica:
         return Replica(name, start, self._make_limits(), self, self._scheduler)
@@ -169,12 +181,11 @@ class Supervisor:
             raise ConfigError("the number of engines on one machine is fixed: start with --replicas and --ray-address")
         if num_replicas < 1:
             raise ConfigError("at least one replica must stay")
-        added = [
-            self._make_replica(f"replica {number}", self._first_start)
-            for number in range(len(self._replicas), num_replicas)
-        ]
-        removed = self._replicas[num_replicas:]
-        self._replicas = [*self._replicas[:num_replicas], *added]
+        names = {replica.name for replica in self._replicas}
+        free = (name for each in itertools.count() if (name := f"replica {each}") not in names)
+        added = [self._make_replica(next(free), self._first_start) for _ in range(num_replicas - len(self._replicas))]
+        removed = self._least_needed(len(self._replicas) - num_replicas)
+        self._replicas = [*(replica for replica in self._replicas if replica not in removed), *added]
         number = places.add_keepers(len(added))
         if launcher is not None:
             launcher.start_more(number)
@@ -184,6 +195,11 @@ class Supervisor:
             self._move_requests(replica)
             self._start_task(self._retire(replica, places))
         self._dispatch()
+
+    def _least_needed(self, number: int) -> list[Replica]:
+        """Return replicas to remove: first any that never had an engine, then any without one now, then the newest."""
+        by_need = sorted(reversed(self._replicas), key=lambda it: (it.has_loaded, it.state is EngineState.READY))
+        return by_need[: max(number, 0)]
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -240,7 +256,8 @@ class Supervisor:
         """See `EngineClient.back_in_s`."""
         if self.state is not EngineState.RESTARTING:
             return 0.0
-        return min(replica.back_in_s for replica in self._replicas if replica.state is EngineState.RESTARTING)
+        restarting = (it for it in self._replicas if it.state is EngineState.RESTARTING and it.has_loaded)
+        return min((replica.back_in_s for replica in restarting), default=_PLACE_S)
 
     def replicas(self) -> list[ReplicaStatus]:
         """See `EngineClient.replicas`."""
@@ -298,9 +315,9 @@ class Supervisor:
             reason = f"the engine process died of this request, and again when it was computed alone ({death.reason})"
             guilty.fail(reason)
             replica.note_progress()
-        if len(self._replicas) > 1:
-            logger.warning("%s has died: %d requests go on in others (%s)", replica.name, len(orphans), death.reason)
         self._end_drained()
+        others = f"; its {len(orphans)} requests continue in others" if len(self._replicas) > 1 else ""
+        logger.error("%s has died (%s)%s", replica.name, death.reason, others)
         self._dispatch()
 
     def note_change(self, replica: Replica) -> None:

@@ -123,7 +123,8 @@ def test_every_stream_ends_when_the_process_is_killed(config):
         os.kill(engine._host.process.pid, signal.SIGKILL)
         for result in await asyncio.gather(*pending, return_exceptions=True):
             assert isinstance(result, EngineError)
-            assert str(result) == "the engine process died (SIGKILL, not for lack of memory: another process sent it)"
+            reason = f"process {engine._host.process.pid}: SIGKILL, not for lack of memory: another process sent it"
+            assert str(result) == f"the engine process died ({reason})"
         assert not engine.is_alive
         assert len(failures) == 1
         await engine.shutdown(deadline_s=1)
@@ -307,7 +308,9 @@ def test_a_dead_process_tells_which_pass_it_was_in(config):
     run(body)
 
 
-def test_a_stopped_process_is_noticed_and_may_go_on(config):
+def test_a_stopped_process_is_noticed_and_may_go_on(config, monkeypatch):
+    monkeypatch.setattr(stall, "LOST_S", PATIENCE_S)
+
     async def body():
         engine = await ProcessEngine.start(config)
         stream = engine.stream(submission("r"))
@@ -405,8 +408,9 @@ async def reading_in_both(engine: Supervisor, asked: list[Submission]) -> asynci
     return await reading_in_both(engine, asked)
 
 
-def test_streams_of_a_replica_that_is_killed_or_stopped_go_on_in_the_other(config):
+def test_streams_of_a_replica_that_is_killed_or_stopped_go_on_in_the_other(config, monkeypatch):
     """A restarted or continued replica gets work again."""
+    monkeypatch.setattr(stall, "LOST_S", PATIENCE_S)
     sampling = SamplingParams(max_tokens=800, ignore_eos=True)
     asked = [Submission(f"r{number}", [5, number], sampling, seed=number) for number in range(12)]
     calm = in_this_process(config, asked)

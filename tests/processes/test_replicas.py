@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import pytest
@@ -559,3 +560,55 @@ def test_speculators_of_several_engines_are_counted_together():
         "suffix",
         "draft",
     ]
+
+
+class Places:
+    """Places on other machines, of which there are as many as the test says."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self._world, self.free = world, asyncio.Semaphore(number)
+
+    async def start(self, **callbacks) -> MortalEngine:
+        await self.free.acquire()
+        return await self._world.start(**callbacks)
+
+    def add_keepers(self, number: int) -> int:
+        return number
+
+    def release(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def states(supervisor: Supervisor) -> list[tuple[str, EngineState]]:
+    return [(replica.name, replica.state) for replica in supervisor._replicas]
+
+
+def test_replicas_without_a_place_go_first_and_their_return_is_unknown():
+    async def body():
+        world = World()
+        places = Places(world, 2)
+        limits = partial(RestartLimits, 0)
+        supervisor = Supervisor([places.start] * 3, limits, scheduler=scheduler_config(), places=places)
+        await supervisor.load()
+        await until(lambda: sum(it is EngineState.READY for _, it in states(supervisor)) == 2)
+        supervisor.scale(4)
+        await until(lambda: len(states(supervisor)) == 4)
+        places.free.release()
+        await until(lambda: sum(it is EngineState.READY for _, it in states(supervisor)) == 3)
+        (pending,) = (name for name, state in states(supervisor) if state is EngineState.RESTARTING)
+        left = [it for it in states(supervisor) if it[0] != pending]
+        supervisor.scale(3)
+        assert states(supervisor) == left
+        supervisor.scale(4)
+        assert states(supervisor) == [*left, (pending, EngineState.RESTARTING)]
+        for replica in supervisor._replicas[:3]:
+            replica.engine._death = OUTSIDE
+            replica._note_failure()
+        await until(lambda: [it for _, it in states(supervisor)] == [EngineState.GONE] * 3 + [EngineState.RESTARTING])
+        assert supervisor.back_in_s > 30  # requests are better refused
+        await supervisor.shutdown(0)
+
+    run(body)

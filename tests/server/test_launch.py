@@ -115,6 +115,7 @@ def mortal_server(model: Path) -> Iterator[Server]:
 def test_an_engine_that_may_not_start_again_ends_its_requests_and_the_server(mortal_server):
     thread, responses = mortal_server.in_background()
     stream_thread, streams = mortal_server.in_background(stream=True)
+    pid = mortal_server.engine().pid
     mortal_server.engine().kill()
     thread.join(5)
     stream_thread.join(5)
@@ -122,9 +123,9 @@ def test_an_engine_that_may_not_start_again_ends_its_requests_and_the_server(mor
     assert "died" in responses[0].json()["error"]["message"]
     assert '"code":"engine_unavailable"' in streams[0].text
     assert mortal_server.end() == 1
-    reason = "SIGKILL, not for lack of memory: another process sent it"
+    reason = f"process {pid}: SIGKILL, not for lack of memory: another process sent it"
     assert mortal_server.said() == (
-        f"engine failure: the engine process died ({reason})\n"
+        f"the engine has died ({reason})\n"
         f"the engine has died for good ({reason}): 0 restarts within an hour are all that it may have\n"
     )
 

@@ -38,7 +38,7 @@ def main() -> None:
     try:
         compute_passes(start.config, group, messages, _note_loaded)
     except GroupError as error:  # whatever failed, the first rank notices and reports it
-        logger.warning("%s", error)
+        logger.debug("%s", error)
         raise SystemExit(1) from None
     except MoeflowError as error:
         logger.error("%s", error)

@@ -204,7 +204,8 @@ class Launch:
             if end.reason != last:
                 what = f"the rank on Ray's node {was}" if self._group is not None else f"engine {bundle} on Ray's nodes"
                 text = f"{what} has ended: {end.reason}"
-                self.report(RankProgress(f"{text}; it will be started again") if end.may_retry else RankRefused(text))
+                restarts = RankProgress(f"{text}; it will be started again")
+                self.report(restarts if end.may_retry else RankRefused(text, bundle))
                 last = end.reason
             self._has_ended.wait(pause_s)
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)

@@ -61,6 +61,8 @@ class RayLauncher:
         self._words: deque[str] = deque(maxlen=1)  # the last line that Ray has printed
         self._listening: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._num_needed = 1  # so many refusals leave no engine
+        self._refused: set[int] = set()  # engines, or a rank
         self._refusal: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -81,7 +83,9 @@ class RayLauncher:
         return launcher
 
     async def unless_refused(self, start: Coroutine[Any, Any, None]) -> None:
-        """Await the start of an engine. Raises: as that; ConfigError if a rank can never be one as it is set up."""
+        """Await the start of an engine. Raises: as that; ConfigError if a rank can never be one as it is set up, or
+        no node can have an engine.
+        """
         starting = asyncio.create_task(start)
         try:
             await asyncio.wait((starting, self._refusal), return_when=asyncio.FIRST_COMPLETED)
@@ -135,6 +139,7 @@ class RayLauncher:
         while (report := await self._next_report(self._process)) is not None:
             if isinstance(report, Connected):
                 order = self._order_at(report.own_address)
+                self._num_needed = order.num_ranks if order.rank.keeps_engine else 1
                 self._process.stdin.write(msgspec.json.encode(order) + b"\n")
                 self._has_order = True
             elif isinstance(report, Placed):
@@ -175,7 +180,8 @@ class RayLauncher:
             logger.warning("%s", report.text)
         elif isinstance(report, RankRefused):
             logger.error("%s", report.reason)
-            if not self._refusal.done():
+            self._refused.add(report.number)
+            if len(self._refused) >= self._num_needed and not self._refusal.done():
                 self._refusal.set_result(report.reason)
 
     def _last_words(self) -> str:

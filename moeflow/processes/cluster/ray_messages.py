@@ -84,6 +84,7 @@ class RankRefused(msgspec.Struct, frozen=True, tag="refused"):
     """A rank cannot be one as it is set up."""
 
     reason: str
+    number: int = 0  # of the rank, or of the engine that a node cannot have
 
 
 RankMessage = RankNews | RankEnd

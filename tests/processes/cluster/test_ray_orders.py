@@ -7,12 +7,13 @@ import logging
 
 import pytest
 
+from moeflow.core.errors import ConfigError
 from moeflow.core.parallel_config import JoinConfig, NodeReplicas, RayConfig
 from moeflow.planner.resolve import resolve
 from moeflow.processes.cluster import ray_launcher
 from moeflow.processes.cluster.node_engines import start_places
 from moeflow.processes.cluster.ray_launcher import RayLauncher
-from moeflow.processes.cluster.ray_messages import LaunchOrder, RankOrder
+from moeflow.processes.cluster.ray_messages import LaunchOrder, RankOrder, RankRefused
 from moeflow.settings.settings import Settings
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -29,6 +30,21 @@ more = json.loads(sys.stdin.readline())
 say(type="progress", text=f"{order['num_ranks']} and {more['number']}")
 sys.stdin.read()
 """
+
+
+def test_a_start_fails_when_no_node_can_have_an_engine():
+    async def body() -> None:
+        launcher = RayLauncher("auto", lambda own_address: None)
+        launcher._num_needed = 2
+        starting = asyncio.create_task(launcher.unless_refused(asyncio.Event().wait()))
+        for reason, number in (("no checkpoint", 0), ("another checkpoint", 0), ("no checkpoint", 1)):
+            await asyncio.sleep(0)
+            assert not starting.done()
+            launcher._take(RankRefused(reason, number))
+        with pytest.raises(ConfigError, match="no checkpoint"):
+            await starting
+
+    asyncio.run(body())
 
 
 def test_further_engines_before_the_order_are_part_of_it(monkeypatch, caplog):

@@ -537,6 +537,21 @@ def test_a_machine_that_cannot_be_used_is_told_why(config, tmp_path):
     run(body)
 
 
+def test_the_first_engine_starts_on_another_machine_than_one_that_cannot_have_it(config, tmp_path, caplog):
+    async def body():
+        async with cluster(config) as made:
+            supervisor = made.supervisor(1)
+            refused = made.keep(model=str(tmp_path / "none"))
+            loading = asyncio.create_task(supervisor.load())
+            await until(refused.done)
+            made.keep()
+            await loading
+            assert "replica 0 does not start in one place; it waits for another" in caplog.text
+            await supervisor.shutdown(5)
+
+    run(body)
+
+
 def test_a_lost_message_ends_the_engine(config):
     async def body():
         async with cluster(config) as made:
