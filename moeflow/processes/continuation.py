@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from moeflow.core.engine_messages import Submission, TokenOutput
 from moeflow.core.request import FinishReason
 from moeflow.processes.deaths import Death
+from moeflow.processes.prefix_affinity import extend_hashes
 
 CRASH = 1.0  # suspicion that a death adds to the requests of its pass
 FROM_OUTSIDE = 0.25  # somebody ended it, perhaps for what a request did to the machine's memory
@@ -31,6 +32,7 @@ class Continuation:
         self.is_finished = False
         self._waits_since_s = time.monotonic()  # for its next tokens
         self._token_ids: list[int] = []
+        self._prefixes: list[int] = []  # hashes of blocks
         self._num_cached_tokens: int | None = None  # as its first engine reported
         self._suspicion = 0.0  # of deaths in whose pass it was, with no token since
         self._died_at = -1  # output tokens that it had in the last of these
@@ -43,9 +45,15 @@ class Continuation:
         return self.submission.is_batch, not self._token_ids, self._waits_since_s
 
     @property
-    def token_ids(self) -> list[int]:
-        """All its tokens: the prompt and the received ones."""
-        return self.submission.prompt_token_ids + self._token_ids
+    def num_tokens(self) -> int:
+        """The number of its tokens: of the prompt and the received ones."""
+        return len(self.submission.prompt_token_ids) + len(self._token_ids)
+
+    def prefixes(self, block_size: int) -> Sequence[int]:
+        """Return the hashes of its whole blocks of tokens. Each is computed once."""
+        if (len(self._prefixes) + 1) * block_size <= self.num_tokens:
+            extend_hashes(self._prefixes, self.submission.prompt_token_ids + self._token_ids, block_size)
+        return self._prefixes
 
     def rest(self) -> Submission:
         """Return what an engine that knows nothing of it is to be asked."""

@@ -21,30 +21,28 @@ class PrefixRecord:
         self._num_blocks = num_blocks
         self._hashes: OrderedDict[int, None] = OrderedDict()  # of whole prefixes, longest unused first
 
-    def note(self, token_ids: Sequence[int]) -> None:
-        """The engine computes these tokens, or has them."""
-        for prefix in reversed(block_hashes(token_ids, self._block_size)):  # the end of a prompt is given up first
+    def note(self, prefixes: Sequence[int]) -> None:
+        """The engine computes tokens with these hashes, or has them."""
+        for prefix in reversed(prefixes):  # the end of a prompt is given up first
             self._hashes[prefix] = None
             self._hashes.move_to_end(prefix)
         while len(self._hashes) > self._num_blocks:
             self._hashes.popitem(last=False)
 
-    def share(self, token_ids: Sequence[int]) -> float:
-        """Return how much of a prompt need not be computed, from 0 to below 1: its last token always is."""
+    def share(self, prefixes: Sequence[int], num_tokens: int) -> float:
+        """Return the share of a prompt that need not be computed, from 0 to below 1: its last token always is."""
         if not self._hashes:
             return 0.0
-        known = takewhile(self._hashes.__contains__, block_hashes(token_ids[:-1], self._block_size))
-        return sum(self._block_size for _ in known) / max(len(token_ids), 1)
+        known = takewhile(self._hashes.__contains__, prefixes[: (num_tokens - 1) // self._block_size])
+        return sum(self._block_size for _ in known) / max(num_tokens, 1)
 
     def clear(self) -> None:
         """The engine has ended."""
         self._hashes.clear()
 
 
-def block_hashes(token_ids: Sequence[int], block_size: int) -> list[int]:
-    """Return a number for each full block of tokens, which stands for all tokens up to its end."""
-    hashes: list[int] = []
-    for stop in range(block_size, len(token_ids) + 1, block_size):
+def extend_hashes(hashes: list[int], token_ids: Sequence[int], block_size: int) -> None:
+    """Append a number for each further full block of tokens. It stands for all tokens up to the block's end."""
+    for stop in range((len(hashes) + 1) * block_size, len(token_ids) + 1, block_size):
         before = hashes[-1] if hashes else 0
         hashes.append(hash((before, *token_ids[stop - block_size : stop])))
-    return hashes

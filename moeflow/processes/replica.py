@@ -26,7 +26,7 @@ from moeflow.processes.prefix_affinity import PrefixRecord
 from moeflow.processes.process_client import Progress
 from moeflow.processes.restart_limits import RestartLimits
 from moeflow.processes.sinks import Sink
-from moeflow.processes.slowness import LargestPass, SlowWatch
+from moeflow.processes.slowness import LEAST_S, SLOWER, LargestPass, SlowWatch
 from moeflow.processes.stats_sum import totals_of, with_totals
 from moeflow.scheduler.dispatch import EngineLoad
 
@@ -108,6 +108,7 @@ class Replica:
         """`name` is its name in the log, `config` the configuration of its engines' schedulers."""
         self.name = name
         self._tokens_of_pass = config.max_num_batched_tokens
+        self._block_size = config.block_size
         self._prefixes = PrefixRecord(config.block_size, config.num_blocks if config.prefix_caching else 0)
         self._start = start
         self._limits = limits
@@ -115,6 +116,7 @@ class Replica:
         self._engine: Mortal | None = None  # until the first is loaded
         self._starting: Mortal | None = None  # the newest that has a place
         self._requests: dict[str, Continuation] = {}  # in the engine
+        self._num_batch = 0  # of these
         self._prefills: dict[str, int] = {}  # tokens that interactive ones of these need before they bring any
         self._load_s = 0.0
         self._totals = EngineStats()  # of engines that have died
@@ -205,23 +207,25 @@ class Replica:
 
     def load_before(self, request: Continuation) -> EngineLoad:
         """Return what its engine, which is loaded, has to do before a request; how many wait is as of its last pass."""
-        stats, num_batch = self.engine.stats(), sum(request.submission.is_batch for request in self.requests)
+        stats = self.engine.stats()
+        prefixes = request.prefixes(self._block_size)
         return EngineLoad(
-            num_interactive=len(self._requests) - num_batch,
-            num_batch=num_batch,
+            num_interactive=len(self._requests) - self._num_batch,
+            num_batch=self._num_batch,
             num_waiting=max(stats.num_waiting - stats.num_batch_waiting, 0),
             prefill_tokens=sum(self._prefills.values()),
             num_places=self.engine.model.max_num_seqs,
             tokens_of_pass=self._tokens_of_pass,
             is_slow=self.is_slow,
-            cached_share=self._prefixes.share(request.token_ids),
+            cached_share=self._prefixes.share(prefixes, request.num_tokens),
         )
 
     def submit(self, request: Continuation) -> None:
         """Have the engine compute a request, or go on with it."""
         submission = request.rest()
-        self._prefixes.note(request.token_ids)
+        self._prefixes.note(request.prefixes(self._block_size))
         self._requests[submission.request_id] = request
+        self._num_batch += submission.is_batch
         if not submission.is_batch:
             num_tokens = len(submission.prompt_token_ids) + len(submission.generated_token_ids)
             self._prefills[submission.request_id] = num_tokens
@@ -231,14 +235,16 @@ class Replica:
         """The engine is no longer to compute this request, if it is."""
         request_id = request.submission.request_id
         if self._requests.get(request_id) is request:
-            del self._requests[request_id]
+            self._drop(request)
             self._prefills.pop(request_id, None)
             self.engine.abandon(request_id)
 
     def compare(self, others: Iterable[Replica]) -> None:
         """Look whether it is slow compared with those of the others that are ready and have computed anything."""
+        if self.state is not EngineState.READY or self.engine.pass_s <= SLOWER * LEAST_S:
+            return
         known = [other.largest for other in others if other.state is EngineState.READY and other.largest.num_tokens]
-        if known and self.state is EngineState.READY:
+        if known:
             num_tokens = self._num_under_way
             self._slowness.note(self.engine.pass_s, max(largest.expect_s(num_tokens) for largest in known))
 
@@ -250,7 +256,7 @@ class Replica:
     @property
     def _num_under_way(self) -> int:
         """How many tokens the pass under way may have: each decode one, and prompts; those of batch jobs fill it."""
-        if any(request.submission.is_batch for request in self.requests):
+        if self._num_batch:
             return self._tokens_of_pass
         return min(len(self._requests) + sum(self._prefills.values()), self._tokens_of_pass)
 
@@ -277,7 +283,7 @@ class Replica:
         self._totals = totals_of(with_totals(self._engine.stats(), self._totals))
         self._restarting_since_s = time.monotonic()
         self._restarting = asyncio.create_task(self._restart(death))
-        orphans, self._requests = list(self.requests), {}
+        orphans, self._requests, self._num_batch = list(self.requests), {}, 0
         self._num_computed = 0
         self._prefixes.clear()
         self._owner.note_death(self, death, orphans)
@@ -296,8 +302,13 @@ class Replica:
         if output is not None and request.receive(output):
             self._limits.note_progress()
             if request.is_finished:
-                self._requests.pop(request.submission.request_id, None)
-                self._prefixes.note(request.token_ids)
+                if request.submission.request_id in self._requests:
+                    self._drop(request)
+                self._prefixes.note(request.prefixes(self._block_size))
+
+    def _drop(self, request: Continuation) -> None:
+        del self._requests[request.submission.request_id]
+        self._num_batch -= request.submission.is_batch
 
     async def _restart(self, death: Death | None) -> None:
         """Start an engine in the place of the one that died; None: the first."""

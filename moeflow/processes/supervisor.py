@@ -325,7 +325,7 @@ class Supervisor:
         if replica.state is EngineState.DRAINING and replica in self._replicas and not self._end:
             self._replace(replica)
         if len(self._all) > 1:
-            replica.compare([other for other in self._replicas if other is not replica])
+            replica.compare(other for other in self._replicas if other is not replica)
             self._relieve()
             self._end_drained()
         if replica.end and self.state is EngineState.GONE and not self._end:
@@ -333,7 +333,17 @@ class Supervisor:
             self._end_requests()
             if self._on_failure is not None:
                 self._on_failure()
-        self._dispatch()
+        if len(self._replicas) == 1 or self._has_place_for_next(replica):
+            self._dispatch()
+
+    def _has_place_for_next(self, replica: Replica) -> bool:
+        """Whether a replica has a place for the first request of the queue. Each reports when it may have one, so none
+        need ask the others after every pass.
+        """
+        if not self._queue or replica.state is not EngineState.READY:
+            return False
+        first = self._queue[0]
+        return replica.load_before(first).has_room(is_batch=first.submission.is_batch)
 
     def _replace(self, replica: Replica) -> None:
         """Have another engine for one whose machine leaves."""
@@ -348,8 +358,9 @@ class Supervisor:
         if self.state is not EngineState.READY:
             return
         for replica in self._all:
-            if replica.state is EngineState.STALLED or replica in self._draining:
+            if replica.requests and (replica.state is EngineState.STALLED or replica in self._draining):
                 self._move_requests(replica)
+                self._dispatch()
 
     def _end_drained(self) -> None:
         """End the engines of machines that leave once they have no requests."""

@@ -9,13 +9,25 @@ from moeflow.core.request import Request
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.client import EngineState
 from moeflow.kv.block_tables import BlockTables
-from moeflow.processes.prefix_affinity import PrefixRecord, block_hashes
+from moeflow.processes.prefix_affinity import PrefixRecord, extend_hashes
 from moeflow.scheduler.dispatch import MORE_RIVALS, best_of
 from tests.processes.mortal_engine import Loss, World
 from tests.processes.test_supervisor import check_whole, read, run, submission, supervise, tokens, until
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=24)
 NUM_CONVERSATIONS, NUM_TURNS, NEW_TOKENS, ANSWER_TOKENS = 5, 5, 5, 3
+
+
+def block_hashes(token_ids, block_size) -> list[int]:
+    """Return hashes of a sequence that grows token by token."""
+    hashes: list[int] = []
+    for stop in range(len(token_ids) + 1):
+        extend_hashes(hashes, token_ids[:stop], block_size)
+    return hashes
+
+
+def share(record: PrefixRecord, prompt, block_size) -> float:
+    return record.share(block_hashes(prompt, block_size), len(prompt))
 
 
 @given(prompts=st.lists(TOKENS, min_size=1, max_size=12))
@@ -26,23 +38,23 @@ def test_it_knows_what_a_prefix_cache_has(prompts):
     for index, prompt in enumerate(prompts):
         request = Request(f"r{index}", prompt, SamplingParams(), max_tokens=1, stop_token_ids=frozenset(), seed=0)
         cached = tables.open(request)
-        assert record.share(prompt) == cached / len(prompt)
+        assert share(record, prompt, 4) == cached / len(prompt)
         assert tables.reserve(request, len(prompt))
         tables.share(request, len(prompt))
         tables.confirm_pass()
         tables.close(request)
-        record.note(prompt)
+        record.note(block_hashes(prompt, 4))
 
 
 def test_it_forgets_what_was_unused_longest_from_its_end():
     record = PrefixRecord(2, 4)
-    record.note([1, 1, 2, 2, 3, 3])
-    record.note([4, 4])
-    record.note([1, 1])
-    record.note([5, 5])
-    assert [record.share([*prompt, 9]) for prompt in ([1, 1, 2, 2, 3, 3], [4, 4], [5, 5])] == [4 / 7, 2 / 3, 2 / 3]
-    record.note([4, 4, 5, 5])
-    assert record.share([1, 1, 2, 2, 9]) == 2 / 5
+    record.note(block_hashes([1, 1, 2, 2, 3, 3], 2))
+    record.note(block_hashes([4, 4], 2))
+    record.note(block_hashes([1, 1], 2))
+    record.note(block_hashes([5, 5], 2))
+    assert [share(record, [*prompt, 9], 2) for prompt in ([1, 1, 2, 2, 3, 3], [4, 4], [5, 5])] == [4 / 7, 2 / 3, 2 / 3]
+    record.note(block_hashes([4, 4, 5, 5], 2))
+    assert share(record, [1, 1, 2, 2, 9], 2) == 2 / 5
 
 
 @given(first=TOKENS, second=TOKENS)
@@ -100,11 +112,11 @@ def test_of_an_engine_that_died_nothing_is_cached():
         supervisor = await supervise(world, num_replicas=2)
         prompt = [1, 2, 3, 4] * 3
         await read(supervisor, submission("first", prompt, 2))
-        assert [replica._prefixes.share(prompt) for replica in supervisor._replicas] == [8 / 12, 0.0]
+        assert [share(replica._prefixes, prompt, 4) for replica in supervisor._replicas] == [8 / 12, 0.0]
         world.kills = {world.num_passes: Loss.IN_PASS}
         await read(supervisor, submission("second", prompt, 2))
         await until(lambda: all(status.state is EngineState.READY for status in supervisor.replicas()))
-        assert [replica._prefixes.share(prompt) for replica in supervisor._replicas] == [0.0, 8 / 12]
+        assert [share(replica._prefixes, prompt, 4) for replica in supervisor._replicas] == [0.0, 8 / 12]
         await supervisor.shutdown(1)
 
     run(body)

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from moeflow.core.batch import Batch
 from moeflow.core.engine_config import SchedulerConfig
@@ -70,25 +71,39 @@ class _Service:
         self._queue: deque[Request] = deque()  # in no engine
         self._numbers: dict[Request, int] = {}
         self._served: dict[int, ServedVirtually] = {}
+        self._events: list[tuple[float, int]] = []  # a heap: times at which engines have news, and their numbers
+        self._changed: set[int] = set()  # engines that may begin a pass now
+        self._loads = [replica.load for replica in self._replicas]
+        self._waits = False  # the queue's first request, as no engine has had room
 
     def run(self) -> list[ServedVirtually]:
         """Serve all requests."""
         while True:
-            for replica in self._replicas:
-                self._note(replica)
             if len(self._served) == len(self._arrivals):
                 return [self._served[number] for number in range(len(self._arrivals))]
             self._let_in()
             self._dispatch()
-            for replica in self._replicas:
-                replica.begin()
+            self._begin()
             self._clock.now_s = self._next_event()
+            self._end_passes()
 
-    def _note(self, replica: _Replica) -> None:
-        """Record the requests that end with an engine's pass, if it has ended."""
-        for request, first_s in replica.end_pass():
-            number = self._numbers[request]
-            self._served[number] = ServedVirtually(self._arrivals[number], first_s, self._clock.now_s)
+    def _begin(self) -> None:
+        """Begin passes of engines that have changed, and note their next events."""
+        for number in sorted(self._changed):
+            replica = self._replicas[number]
+            replica.begin()
+            if (next_s := replica.next_s) is not None:
+                heappush(self._events, (next_s, number))
+        self._changed.clear()
+
+    def _end_passes(self) -> None:
+        """Record the requests that end with passes that end now."""
+        while self._events and self._events[0][0] <= self._clock.now_s:
+            _, number = heappop(self._events)
+            self._changed.add(number)
+            for request, first_s in self._replicas[number].end_pass():
+                at = self._numbers[request]
+                self._served[at] = ServedVirtually(self._arrivals[at], first_s, self._clock.now_s)
 
     def _let_in(self) -> None:
         """Queue the requests that have arrived."""
@@ -101,16 +116,23 @@ class _Service:
 
     def _dispatch(self) -> None:
         """Dispatch queued requests to engines, as the supervisor does; a single engine gets all at once."""
+        is_alone = len(self._replicas) == 1
+        for number in self._changed:
+            self._loads[number] = self._replicas[number].load
+        if self._waits and not any(self._loads[number].has_room(is_batch=False) for number in self._changed):
+            return
         while self._queue:
-            is_alone = len(self._replicas) == 1
-            chosen = 0 if is_alone else self._rule.choose([replica.load for replica in self._replicas])
+            chosen = 0 if is_alone else self._rule.choose(self._loads)
             if chosen is None:
-                return
+                break
             self._replicas[chosen].add(self._queue.popleft())
+            self._loads[chosen] = self._replicas[chosen].load
+            self._changed.add(chosen)
+        self._waits = bool(self._queue)
 
     def _next_event(self) -> float:
         """Return the time when a request arrives, a pass ends, or an engine stops waiting."""
-        times = [time_s for replica in self._replicas if (time_s := replica.next_s) is not None]
+        times = [self._events[0][0]] if self._events else []
         if (number := len(self._numbers)) < len(self._arrivals):
             times.append(self._arrivals[number].at_s)
         return min(times)
