@@ -168,7 +168,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {  # module -> where it may be imported; n
     "click": ("cli/",),
     "huggingface_hub": ("checkpoint/hub/hub_client.py", "checkpoint/hub/local_models.py"),
     "httpx2": ("checkpoint/hub/hub_client.py",),
-    "httpx": ("cli/", "bench/http_target.py"),
+    "httpx": ("cli/", "bench/http_target.py", "server/fronts/forwarding.py"),
     "scipy": ("planner/search/milp.py",),
     "matplotlib": ("bench/plots.py", "bench/plan_plots.py"),
     "torch.distributed": ("parallel/device_group.py",),
