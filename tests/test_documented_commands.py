@@ -118,6 +118,7 @@ COVERED = (
         r"moeflow status.*",
         "tests/server/observed/test_status_verb.py::test_every_engine_is_a_row_with_its_machine_and_load",
     ),
+    (r"moeflow check .*", "tests/cli/check/test_command.py::test_failures_are_shown_with_their_request"),
     (r"moeflow lend .*", "tests/cli/test_lend.py::test_all_of_it_may_be_said"),
     (r"python scripts/options_page.py", "tests/test_generated_pages.py::test_the_command_line_is_current"),
 )

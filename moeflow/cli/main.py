@@ -46,12 +46,14 @@ VERBS = {
     "bench": "Measure speed and quality, compared with the limits of this machine.",
     "plan": "Plan how to run a model on this or another machine, and predict its speed.",
     "simulate": "Simulate other memory sizes, policies, pipelines, machines or traffic.",
+    "check": "Check whether a server conforms to the APIs of OpenAI and Anthropic.",
     "doctor": "Check this machine: resources, problems, remedies.",
     "completion": "Print a script for shell completions.",
 }
 IN_FOLDERS = {
     "bench": "bench.group",
     "chat": "chat.chat",
+    "check": "check.check",
     "doctor": "doctor.doctor",
     "plan": "plan.plan",
     "simulate": "simulate.group",

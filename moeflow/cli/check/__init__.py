@@ -1,0 +1,1 @@
+"""`moeflow check`: whether a server conforms to the APIs of OpenAI and Anthropic."""
