@@ -25,10 +25,10 @@ import click
 from moeflow.bench.records import Record
 from moeflow.bench.tables import Table
 from moeflow.cli.bench.output import result_options
+from moeflow.cli.chaos.deployment import serving
 from studies.harness.command import run_study
 from studies.harness.options import short_name
 from studies.harness.records import publish
-from studies.harness.server import serving
 from studies.server_under_long_prompts import (
     CHAT,
     COMPLETIONS,

@@ -14,11 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import time
-from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,81 +25,15 @@ import httpx
 from moeflow.bench.records import Record
 from moeflow.bench.tables import Table, spread_text
 from moeflow.cli.bench.output import result_options
+from moeflow.cli.chaos.deployment import Server, serving
+from moeflow.cli.chaos.streams import MAX_WAIT_S, Stream, connect, make_bodies, stream_all
+from moeflow.cli.chaos.watch import is_whole
 from studies.harness.command import run_study
 from studies.harness.records import publish
-from studies.harness.server import Server, serving
 
 ABORT_OPTIONS = ["--max-num-seqs", "32", "--kv-cache", "256MiB"]  # all of it is in use after the first tenth
 PAUSE_LIMIT_S = 3.0  # beyond the time until the engine is ready again
 GROWTH_LIMIT_BYTES = 32 * 2**20  # from the first tenth of the aborts to their end, and over all restarts
-MAX_WAIT_S = 600.0  # for a line of a stream: some wait for a place while the engine is killed again and again
-WORDS = ("the", "river", "stone", "quick", "light", "under", "seven", "green", "morning", "window", "engine", "answer")
-
-
-@dataclass
-class Stream:
-    """What one client has got, and when."""
-
-    events: list[Any] = field(default_factory=list)  # choice index, text, log-probabilities, reason of the end
-    times_s: list[float] = field(default_factory=list)
-    error: str | None = None
-    is_over: bool = False
-
-    def longest_pause(self, begin_s: float, end_s: float) -> float:
-        """Return the longest time between two events of which some lies here; 0: it had not begun, or was over."""
-        pairs = pairwise(self.times_s)
-        return max((after - before for before, after in pairs if before < end_s and after > begin_s), default=0.0)
-
-
-def make_bodies(number: int, num_tokens: int) -> list[dict[str, Any]]:
-    """Make requests of all kinds: greedy, sampled, penalties, log-probabilities, several completions, stop strings."""
-    rng = random.Random(7)
-    kinds: list[dict[str, Any]] = [
-        {"temperature": 0},
-        {"temperature": 0.9, "seed": 5},
-        {"temperature": 0, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.3},
-        {"temperature": 1.0, "seed": 9, "top_p": 0.9, "top_k": 40, "logprobs": 3},
-        {"temperature": 0.8, "seed": 2, "n": 2},
-        {"temperature": 0.7, "seed": 3, "stop": ["zzqq"], "min_tokens": num_tokens // 2},
-    ]
-    bodies = []
-    for index in range(number):
-        prompt = " ".join(rng.choice(WORDS) for _ in range(rng.randrange(4, 60)))
-        kind = kinds[index % len(kinds)]
-        bodies.append({"prompt": prompt, "max_tokens": num_tokens // kind.get("n", 1), "ignore_eos": True, **kind})
-    return bodies
-
-
-async def read_stream(client: httpx.AsyncClient, body: dict[str, Any], found: Stream) -> None:
-    """Send a request and read its stream to the end."""
-    async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
-        async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            found.times_s.append(time.monotonic())
-            if "error" in event:
-                found.error = event["error"]["message"]
-                break
-            found.events += [(c["index"], c["text"], c["logprobs"], c["finish_reason"]) for c in event["choices"]]
-    found.is_over = True
-
-
-def by_choice(found: Stream) -> dict[int, list[Any]]:
-    """Return a stream's events apart for each completion: their order among each other is chance."""
-    indices = {index for index, *_ in found.events}
-    return {index: [rest for i, *rest in found.events if i == index] for index in indices}
-
-
-async def stream_all(client: httpx.AsyncClient, bodies: list[dict[str, Any]], streams: list[Stream]) -> None:
-    """Run all requests at once."""
-    await asyncio.gather(*(read_stream(client, *each) for each in zip(bodies, streams, strict=True)))
-
-
-async def is_whole(client: httpx.AsyncClient) -> bool:
-    """Return whether all engines of the server are ready."""
-    health = (await client.get("/health")).json()
-    return bool(health["num_replicas_ready"] == health["num_replicas"])
 
 
 async def until_whole(client: httpx.AsyncClient) -> None:
@@ -148,7 +79,7 @@ async def kill_often(
 async def run_kills(server: Server, num_streams: int, num_tokens: int, num_kills: int) -> dict[str, Any]:
     """Compare disturbed streams with undisturbed ones."""
     bodies = make_bodies(num_streams, num_tokens)
-    async with connect(server) as client:
+    async with connect(server.url) as client:
         calm = [Stream() for _ in bodies]
         await stream_all(client, bodies, calm)
         disturbed = [Stream() for _ in bodies]
@@ -173,18 +104,12 @@ async def run_kills(server: Server, num_streams: int, num_tokens: int, num_kills
         "num_replicas": len(stats["replicas"]),
         "num_kills": num_kills,
         "num_restarts": stats["engine_restarts_total"],
-        "num_errors": sum(stream.error is not None for stream in disturbed),
-        "errors": sorted({stream.error for stream in disturbed if stream.error is not None})[:3],
-        "num_equal": sum(by_choice(a) == by_choice(b) for a, b in zip(calm, disturbed, strict=True)),
+        "num_errors": sum(bool(stream.error) for stream in disturbed),
+        "errors": sorted({stream.error for stream in disturbed if stream.error})[:3],
+        "num_equal": sum(not after.difference(before) for before, after in zip(calm, disturbed, strict=True)),
         "pauses": pauses,
         "worst_pause_beyond_ready_s": max(each["longest_pause_s"] - each["ready_again_s"] for each in pauses),
     }
-
-
-def connect(server: Server) -> httpx.AsyncClient:
-    """Return a client that opens a connection for each request: the server closes idle ones, maybe as they are used."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    return httpx.AsyncClient(base_url=server.url, timeout=MAX_WAIT_S, limits=limits)
 
 
 def measure(server: Server) -> dict[str, Any]:
@@ -228,7 +153,7 @@ async def run_aborts(server: Server, num_clients: int, num_aborts: int, num_kill
     rng = random.Random(3)
     bodies = make_bodies(6 * num_clients, 64)
     samples = []
-    async with connect(server) as client:
+    async with connect(server.url) as client:
         for _ in range(10):
             for _ in range(max(num_aborts // 10 // num_clients, 1)):
                 chosen = [rng.choice(bodies) for _ in range(num_clients)]

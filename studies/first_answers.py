@@ -18,9 +18,9 @@ import httpx
 
 from moeflow.bench.tables import Table
 from moeflow.cli.bench.output import show
+from moeflow.cli.chaos.deployment import serving
 from moeflow.llm import LLM
 from studies.harness.command import run_study
-from studies.harness.server import serving
 
 MOEFLOW = [sys.executable, "-m", "moeflow.cli.main"]
 MAX_TOKENS = 64  # of an answer, where the API has no limit of its own

@@ -33,10 +33,10 @@ import psutil
 from moeflow.bench.records import Record
 from moeflow.bench.tables import Table
 from moeflow.cli.bench.output import result_options
+from moeflow.cli.chaos.deployment import serving
 from studies.harness.command import run_study
 from studies.harness.options import short_name
 from studies.harness.records import publish
-from studies.harness.server import serving
 
 PROBE_S = 0.02
 NUM_PROBES = 5  # connections that take turns

@@ -119,6 +119,11 @@ COVERED = (
         "tests/server/observed/test_status_verb.py::test_every_engine_is_a_row_with_its_machine_and_load",
     ),
     (r"moeflow check .*", "tests/cli/check/test_command.py::test_failures_are_shown_with_their_request"),
+    (
+        r"moeflow chaos .*",
+        "tests/server/test_launch.py::test_a_killed_engine_goes_on_with_its_requests_anew_and_goes_with_its_server",
+        "chaos",
+    ),
     (r"moeflow lend .*", "tests/cli/test_lend.py::test_all_of_it_may_be_said"),
     (r"python scripts/options_page.py", "tests/test_generated_pages.py::test_the_command_line_is_current"),
 )

@@ -47,11 +47,13 @@ VERBS = {
     "plan": "Plan how to run a model on this or another machine, and predict its speed.",
     "simulate": "Simulate other memory sizes, policies, pipelines, machines or traffic.",
     "check": "Check whether a server conforms to the APIs of OpenAI and Anthropic.",
+    "chaos": "Kill and disturb parts of a test deployment, and check its answers.",
     "doctor": "Check this machine: resources, problems, remedies.",
     "completion": "Print a script for shell completions.",
 }
 IN_FOLDERS = {
     "bench": "bench.group",
+    "chaos": "chaos.chaos",
     "chat": "chat.chat",
     "check": "check.check",
     "doctor": "doctor.doctor",

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from moeflow.cli.chaos.deployment import free_port
 from moeflow.core.errors import EngineError
 from moeflow.planner.resolve import resolve
 from moeflow.settings.settings import Settings
 from studies.peers import model
 from studies.peers.drafting_table import ALL_SETS, PLAIN
 from studies.peers.environments import LLAMA_SERVER
-from studies.peers.serving import Server, free_port, running
+from studies.peers.serving import Server, running
 from studies.speculation.prompts import Prompt
 from studies.speculation.run import Answer, SpeculationRun, set_fields
 

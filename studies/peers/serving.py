@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from moeflow.cli.chaos.deployment import free_port
 from moeflow.core.errors import EngineError
 from studies.peers.contestants import convert, ours, peer
 from studies.peers.environments import LLAMA_SERVER
@@ -113,11 +113,3 @@ def send_traffic(server: Server, vocab_size: int, options: Sequence[str]) -> int
     """Run `moeflow bench serve` against it and return its exit code."""
     command = [sys.executable, "-m", "moeflow.cli.main", "bench", "serve", "--url", server.url]
     return subprocess.run([*command, "--vocab-size", str(vocab_size), *options], check=False).returncode
-
-
-def free_port() -> int:
-    """Return a free port of this machine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

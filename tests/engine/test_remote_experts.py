@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from moeflow.cli.chaos.deployment import free_port
 from moeflow.core.engine_config import EngineConfig, ExpertSlotsConfig, LenderConfig, RemoteExpertsConfig
 from moeflow.core.errors import ConfigError
 from moeflow.core.hardware import DISK, RAM, Link, LinkRate
@@ -31,7 +32,6 @@ from moeflow.planner.choices.remote_choice import choose_remote
 from moeflow.planner.costs.disk_waits import DiskRates
 from moeflow.planner.resolve import resolve
 from moeflow.settings.settings import Settings
-from tests.engine.ranks.joiners import free_port
 from tests.engine.streamed_runs import answers, run
 from tests.experts.remote.lenders import TOKEN, running_lender, wait_for
 from tests.tiny_mixtral import write_tiny_mixtral

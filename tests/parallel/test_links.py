@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.parallel.links import Proxy
+from moeflow.cli.chaos.proxy import Proxy
 
 
 @pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])

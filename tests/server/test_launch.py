@@ -15,7 +15,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from moeflow.cli.chaos.chaos import chaos
 from moeflow.server import launch
 from tests.packed import pack_beside
 from tests.server.live_server import eventually
@@ -153,6 +155,16 @@ def test_a_killed_engine_goes_on_with_its_requests_anew_and_goes_with_its_server
     assert (stats["engine_restarts_total"], stats["num_running"], stats["kv_blocks_used"]) == (1, 0, 0)
     numbers = httpx.get(f"{server.url}/metrics").text
     assert re.search(r"^moeflow_engine_restarts_total\{model=\"[^\"]+\"\} 1\.0$", numbers, re.MULTILINE)
+
+    faults = ["--faults", "engine-killed,clients-cut", "--duration", "0.3", "--streams", "2", "--tokens", "200"]
+    command = [server.url, "--yes", "--json", *faults]
+    found = CliRunner().invoke(chaos, command, catch_exceptions=False, standalone_mode=False)
+    rows = json.loads(found.stdout)["rows"]
+    assert [(row["fault"], row["problems"]) for row in rows] == [("engine-killed", []), ("clients-cut", [])]
+    assert found.return_value == 0
+    assert rows[0]["target"].startswith("engine ")
+    assert rows[0]["back_s"] > rows[0]["seen_s"]
+    assert rows[1]["num_cut"] > 0
 
     engine = server.engine()  # goes, too, when the server is killed
     server.process.kill()

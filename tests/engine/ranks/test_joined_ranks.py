@@ -11,6 +11,8 @@ import time
 import psutil
 import pytest
 
+from moeflow.cli.chaos.deployment import free_port
+from moeflow.cli.chaos.proxy import Proxy
 from moeflow.core.engine_messages import Submission
 from moeflow.core.errors import GroupError
 from moeflow.core.sampling_params import SamplingParams
@@ -22,9 +24,8 @@ from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
 from moeflow.processes.supervisor import Supervisor
 from moeflow.settings.settings import Settings
-from tests.engine.ranks.joiners import Joiner, free_port, joined
+from tests.engine.ranks.joiners import Joiner, joined
 from tests.engine.streamed_runs import run
-from tests.parallel.links import Proxy
 from tests.processes.test_process import in_this_process
 from tests.tiny_mixtral import write_tiny_mixtral
 

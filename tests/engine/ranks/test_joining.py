@@ -17,6 +17,7 @@ import pytest
 
 from moeflow.checkpoint.identity import content_fingerprint
 from moeflow.checkpoint.open import open_checkpoint
+from moeflow.cli.chaos.deployment import free_port
 from moeflow.core.errors import CheckpointError, ConfigError, GroupError
 from moeflow.core.units import GIB
 from moeflow.engine.ranks import join as join_module
@@ -32,7 +33,6 @@ from moeflow.parallel.tcp.endpoint import connect
 from moeflow.parallel.tcp.link import Link
 from moeflow.planner.resolve import resolve
 from moeflow.settings.settings import Settings
-from tests.engine.ranks.joiners import free_port
 from tests.parallel.links import two_ends
 from tests.tiny_mixtral import write_tiny_mixtral
 

@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Iterator
 
+from moeflow.cli.chaos.proxy import Proxy
 from moeflow.experts.remote.lender import Lender
 from moeflow.parallel.tcp.endpoint import Endpoint
-from tests.parallel.links import Proxy
 
 PATIENCE_S = 30.0
 TOKEN = b"a token of tests, long enough"

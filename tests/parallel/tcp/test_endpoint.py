@@ -15,6 +15,7 @@ from contextlib import closing
 
 import pytest
 
+from moeflow.cli.chaos.proxy import Proxy
 from moeflow.core.errors import ConfigError, GroupError
 from moeflow.parallel.tcp import connection_watch, pending_connections
 from moeflow.parallel.tcp import endpoint as endpoint_module
@@ -22,7 +23,7 @@ from moeflow.parallel.tcp.curve_keys import CurveKeys
 from moeflow.parallel.tcp.endpoint import Endpoint, connect
 from moeflow.parallel.tcp.link import Link
 from tests.forked import forked_context
-from tests.parallel.links import PATIENCE_S, TOKEN, Proxy, connected, in_thread, listening
+from tests.parallel.links import PATIENCE_S, TOKEN, connected, in_thread, listening
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(47)
 HELLO = b"\x04\xc8\x05HELLO\x01\x00" + bytes(192)  # a stranger's: its box is not made with the accepting end's key

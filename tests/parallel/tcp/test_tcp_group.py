@@ -11,12 +11,13 @@ import time
 import pytest
 import torch
 
+from moeflow.cli.chaos.proxy import Proxy
 from moeflow.core.errors import GroupError
 from moeflow.parallel.tcp.endpoint import Endpoint
 from moeflow.parallel.tcp.link import Kind, Link
 from moeflow.parallel.tcp.mesh import Meeting, meet
 from moeflow.parallel.tcp.tcp_group import TcpGroup
-from tests.parallel.links import TOKEN, Proxy, connected, in_thread, two_ends
+from tests.parallel.links import TOKEN, connected, in_thread, two_ends
 from tests.parallel.ranks import ranks, together
 
 __all__ = ["ranks"]  # a fixture
