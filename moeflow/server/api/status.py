@@ -148,8 +148,7 @@ async def stats(
             for it in models.all
         ],
         "replicas": [
-            {"state": it.state, "is_slow": it.is_slow, "host": it.host, "activity": it.activity}
-            | _all_fields(it.stats)
+            {"state": it.state, "is_slow": it.is_slow, "host": it.host, "activity": it.activity} | _all_fields(it.stats)
             for it in replicas
         ],
         **_all_fields(models.stats() if chosen is None else chosen.stats()),
