@@ -104,7 +104,13 @@ class Disturber:
         self._nodes, self._folder, self._job = nodes, folder, job
 
     def kill(self, what: str) -> None:
-        """Kill it, and start it again."""
+        """Wait until two nodes have an engine, kill something, and start it again."""
+        while sum(bool(node.pids(ENGINE)) for node in self._nodes) < 2:
+            if self._job.process.poll() is not None:
+                raise EngineError(
+                    f"the job has ended before two nodes had an engine: {self._job.log.read_text()[-2000:]}"
+                )
+            time.sleep(0.1)
         kills: dict[str, Callable[[], None]] = {
             "a node": self._node,
             "the job": self._restart_job,
@@ -115,11 +121,7 @@ class Disturber:
 
     def _node(self) -> None:
         """Kill all processes of a node with an engine."""
-        while not (homes := [node for node in self._nodes[1:] if node.pids(ENGINE)]):
-            if self._job.process.poll() is not None:
-                raise EngineError("the job has ended before any node had an engine: use more --lines")
-            time.sleep(0.05)
-        node = homes[0]
+        node = next(each for each in self._nodes[1:] if each.pids(ENGINE))
         node.kill()
         node.ray_start(self._folder, self._nodes[0], num_cpus=1)
 
@@ -163,7 +165,7 @@ def measure(nodes: Sequence[Node], folder: Path, num_lines: int) -> dict[str, An
     begun_s = time.monotonic()
     job.start()
     for number, what in enumerate(KILLS, 1):
-        job.until(num_lines * number // (len(KILLS) + 1))
+        job.until(num_lines * number // (len(KILLS) + 3))  # the rest is for the restarts
         events.append({"what": what, "after_lines": job.num_lines})
         disturber.kill(what)
     job.finish()

