@@ -190,7 +190,7 @@ class ExpertTier(NamedTuple):
 
 
 class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of experts that come from disk, lie on ranks, or are those of other replicas.
+    """What became of experts that come from disk or lie on ranks.
 
     Names ending in `_total` only grow.
     """
@@ -213,7 +213,7 @@ class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
     remote_bytes_total: int = 0  # of rows and results for that
     remote_wait_s_total: float = 0.0  # passes had nothing else to do
     lenders: list[LenderStats] = []
-    trials: list[TrialStats] = []  # of prefetches, drafts, remote experts and passes in flight
+    trials: list[TrialStats] = []  # of prefetches, drafts and remote experts
     ranks: list[RankStats] = []  # empty: one process has the whole model
     rank_imbalance: float = 0.0  # tokens of the fullest rank over the mean, the mean of layers; 1: all alike
     # Of experts from a rank to another, to its further homes, or away from these; or to a GPU's slot.
