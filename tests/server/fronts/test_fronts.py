@@ -219,6 +219,22 @@ def test_a_client_that_leaves_cancels_its_request(server):
     server.engine.pause_after = None
 
 
+def test_fronts_know_why_streams_end(server):
+    """The last test with this server: its engine dies."""
+    server.engine.pause_after = 2
+    with server.clients() as (one, other):
+        with one.stream("POST", "/v1/completions", json=STREAM) as stream:
+            assert eventually(lambda: len(server.engine.live) == 1, PATIENCE_S)
+            server.engine.die()
+            assert '"code":"engine_unavailable"' in list(stream.iter_lines())[-2]
+
+        def answer() -> httpx.Response:
+            return other.post("/v1/completions", json=STREAM)
+
+        assert eventually(lambda: answer().status_code == 503, PATIENCE_S)
+        assert answer().json()["error"]["code"] == "engine_unavailable"
+
+
 def test_several_models_have_one_front():
     with pytest.raises(ConfigError, match="several fronts serve one model"):
         serve_several({}, 0, ServerConfig(num_fronts=2))
