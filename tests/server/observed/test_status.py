@@ -6,7 +6,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from moeflow.core.engine_messages import EngineStats, RankStats, SpeculatorStats, TrialStats
 from moeflow.engine.client import EngineState, ReplicaStatus
-from tests.server.fake_client import NAME, REPLY
+from moeflow.server.app import create_app
+from moeflow.server.config import ServerConfig
+from tests.server.conftest import connect
+from tests.server.fake_client import NAME, REPLY, FakeClient
 
 pytestmark = pytest.mark.anyio
 
@@ -135,6 +138,28 @@ async def test_stats_for_the_page(http, engine):
     assert stats["model"]["num_experts"] == 4
     assert stats["model"]["eos_token_ids"] == [1]
     assert "path" not in stats["model"]
+
+
+async def test_engines_are_seen_while_the_first_one_starts(engine):
+    app = create_app(None, ServerConfig())
+    starting: list[FakeClient] = []
+    app.state.service.show_start(starting)
+    async with connect(app) as http:
+        assert (await http.get("/health")).json()["num_replicas"] == 0
+        starting.append(engine)
+        engine.replica_statuses = [
+            ReplicaStatus(EngineState.RESTARTING, EngineStats(), host="b", activity="pulling o/m: 40%"),
+            ReplicaStatus(EngineState.RESTARTING, EngineStats(), activity="loading: 7%"),
+            ReplicaStatus(EngineState.RESTARTING, EngineStats()),
+        ]
+        assert (await http.get("/health")).json() == {
+            "status": "loading",
+            "num_replicas": 3,
+            "num_replicas_ready": 0,
+            "starting": ["b: pulling o/m: 40%", "server: loading: 7%"],
+        }
+        assert [it["activity"] for it in (await http.get("/stats")).json()["replicas"]][1:] == ["loading: 7%", ""]
+        assert (await http.get("/metrics")).status_code == 200
 
 
 async def test_each_replica_has_its_own_numbers_beside_the_totals(http, engine):
