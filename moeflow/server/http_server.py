@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from moeflow.engine.generator import Generator
+from moeflow.server.accept_errors import AcceptErrors
 from moeflow.server.connection import PATIENCE, Patience, TimedConnection
 from moeflow.server.open_connections import ACCEPTED_AT_ONCE, MAX_CONNECTIONS, OpenConnections
 from moeflow.server.service import Service
@@ -69,6 +70,7 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept connections. More of them may wait in the system than the event loop accepts at once."""
         await super().startup(sockets)
+        asyncio.get_running_loop().set_exception_handler(AcceptErrors())
         for listener in sockets or ():
             listener.listen(_WAITING_CONNECTIONS)
 
