@@ -1,13 +1,10 @@
-"""What clients notice of an engine that dies, and what it leaves behind.
+"""What clients that hang up leave behind, and engines that die.
 
-    python -m studies.engine_deaths kills [MODEL] --out FILE      streams while the engine is killed again and again
-    python -m studies.engine_deaths kills --replicas 2 --clients 200     one of several engines, each time another
-    python -m studies.engine_deaths aborts [MODEL] --out FILE     clients that hang up, then kills
+    python -m studies.engine_deaths [MODEL] --out FILE
 
-`kills` streams requests of many kinds from a server, once undisturbed and once while its engine is killed (SIGKILL) at
-random moments. It compares every token, and reports the longest pause of a stream and the engine's time to recover.
-`aborts` reports memory, descriptors and threads of both processes after every tenth of the aborts, and
-after the kills. All of it runs on this machine, bounded in count and time. Exits with 1 if a bar is missed.
+Reports memory, descriptors and threads of both processes after every tenth of the aborts, and after the kills
+(SIGKILL). All of it runs on this machine, bounded in count and time. Exits with 1 if a bar is missed. `moeflow chaos`
+compares streams during kills.
 """
 
 from __future__ import annotations
@@ -26,90 +23,25 @@ from moeflow.bench.records import Record
 from moeflow.bench.tables import Table, spread_text
 from moeflow.cli.bench.output import result_options
 from moeflow.cli.chaos.deployment import Server, serving
-from moeflow.cli.chaos.streams import MAX_WAIT_S, Stream, connect, make_bodies, stream_all
+from moeflow.cli.chaos.streams import MAX_WAIT_S, connect, make_bodies
 from moeflow.cli.chaos.watch import is_whole
 from studies.harness.command import run_study
 from studies.harness.records import publish
 
 ABORT_OPTIONS = ["--max-num-seqs", "32", "--kv-cache", "256MiB"]  # all of it is in use after the first tenth
-PAUSE_LIMIT_S = 3.0  # beyond the time until the engine is ready again
 GROWTH_LIMIT_BYTES = 32 * 2**20  # from the first tenth of the aborts to their end, and over all restarts
 
 
-async def until_whole(client: httpx.AsyncClient) -> None:
-    """Wait until all engines of the server are ready."""
+async def kill(server: Server, client: httpx.AsyncClient) -> None:
+    """Kill an engine, and wait until all are ready again."""
     last_s = time.monotonic() + MAX_WAIT_S
+    server.engine.kill()
+    while await is_whole(client):
+        await asyncio.sleep(0.005)
     while not await is_whole(client):
         if time.monotonic() > last_s:
             raise SystemExit("the server did not come back")
         await asyncio.sleep(0.02)
-
-
-async def kill(server: Server, client: httpx.AsyncClient) -> tuple[float, float]:
-    """Kill an engine; return when, and how long it took until another was ready in its place."""
-    moment_s = time.monotonic()
-    server.engine.kill()
-    while await is_whole(client):
-        await asyncio.sleep(0.005)
-    await until_whole(client)
-    return moment_s, time.monotonic() - moment_s
-
-
-async def kill_often(
-    server: Server, client: httpx.AsyncClient, streams: list[Stream], num_kills: int
-) -> list[tuple[float, float]]:
-    """Kill an engine so often; return what `kill` does.
-
-    Each time every stream that had begun has gone on, and a random number of events more has come.
-    """
-    rng = random.Random(1)
-    kills: list[tuple[float, float]] = []
-    for _ in range(num_kills):
-        waiting = [stream for stream in streams if stream.times_s and not stream.is_over]
-        since_s = sum(kills[-1]) if kills else 0.0  # when an engine was ready again
-        while any(stream.times_s[-1] <= since_s and not stream.is_over for stream in waiting):
-            await asyncio.sleep(0.01)
-        goal = sum(len(stream.times_s) for stream in streams) + rng.randrange(1, 4 * len(streams))
-        while sum(len(stream.times_s) for stream in streams) < goal:
-            await asyncio.sleep(0.01)
-        kills.append(await kill(server, client))
-    return kills
-
-
-async def run_kills(server: Server, num_streams: int, num_tokens: int, num_kills: int) -> dict[str, Any]:
-    """Compare disturbed streams with undisturbed ones."""
-    bodies = make_bodies(num_streams, num_tokens)
-    async with connect(server.url) as client:
-        calm = [Stream() for _ in bodies]
-        await stream_all(client, bodies, calm)
-        disturbed = [Stream() for _ in bodies]
-        streaming = asyncio.create_task(stream_all(client, bodies, disturbed))
-        killing = asyncio.create_task(kill_often(server, client, disturbed, num_kills))
-        await asyncio.wait((streaming, killing), return_when=asyncio.FIRST_COMPLETED)
-        if not killing.done():
-            killing.cancel()
-            await streaming
-            raise SystemExit("the streams were over before the last kill: raise --tokens")
-        await streaming
-        stats = (await client.get("/stats")).json()
-    pauses = [
-        {
-            "ready_again_s": ready_s,
-            "longest_pause_s": max(stream.longest_pause(moment_s, moment_s + ready_s) for stream in disturbed),
-        }
-        for moment_s, ready_s in killing.result()
-    ]
-    return {
-        "num_streams": num_streams,
-        "num_replicas": len(stats["replicas"]),
-        "num_kills": num_kills,
-        "num_restarts": stats["engine_restarts_total"],
-        "num_errors": sum(bool(stream.error) for stream in disturbed),
-        "errors": sorted({stream.error for stream in disturbed if stream.error})[:3],
-        "num_equal": sum(not after.difference(before) for before, after in zip(calm, disturbed, strict=True)),
-        "pauses": pauses,
-        "worst_pause_beyond_ready_s": max(each["longest_pause_s"] - each["ready_again_s"] for each in pauses),
-    }
 
 
 def measure(server: Server) -> dict[str, Any]:
@@ -186,9 +118,6 @@ async def run_aborts(server: Server, num_clients: int, num_aborts: int, num_kill
 
 def is_good(found: dict[str, Any]) -> bool:
     """Whether the bars are reached."""
-    if "num_equal" in found:
-        is_fast = found["worst_pause_beyond_ready_s"] < PAUSE_LIMIT_S
-        return is_fast and not found["num_errors"] and found["num_equal"] == found["num_streams"]
     growths = (found["http_grown_bytes"], found["engine_grown_bytes"], found["http_grown_over_kills_bytes"])
     is_flat = max(growths) < GROWTH_LIMIT_BYTES
     return is_flat and found["http_descriptors_grown"] <= 2 and found["http_threads_grown"] <= 1
@@ -232,35 +161,16 @@ def aborts_table(record: Record) -> Table:
 
 
 @click.command(help=__doc__)
-@click.argument("what", type=click.Choice(["kills", "aborts"]))
 @click.argument("model", required=False)
 @click.option("--clients", default=32, show_default=True)
-@click.option("--replicas", default=1, show_default=True, help="Number of engines; one is killed at a time.")
-@click.option("--tokens", default=96, show_default=True, help="Of each stream.")
 @click.option("--kills", default=20, show_default=True)
 @click.option("--aborts", default=10_000, show_default=True)
 @result_options
-def main(
-    what: str,
-    model: str | None,
-    clients: int,
-    replicas: int,
-    tokens: int,
-    kills: int,
-    aborts: int,
-    as_json: bool,
-    out: Path | None,
-) -> int:
-    """Run it; return 1 if a client noticed more than it may."""
-    # Each replica has a place for every stream (some ask for two completions), so that none waits for others to end.
-    places = ["--max-num-seqs", str(clients), "--max-queue", str(clients)]
-    options = [*places, "--replicas", str(replicas)] if what == "kills" else ABORT_OPTIONS
-    with serving(model, *options) as server:
-        if what == "kills":
-            found = asyncio.run(run_kills(server, clients, tokens, kills))
-        else:
-            found = asyncio.run(run_aborts(server, clients, aborts, kills))
-    publish(f"engine_{what}", kills_table if what == "kills" else aborts_table, out, as_json=as_json, seed=7, **found)
+def main(model: str | None, clients: int, kills: int, aborts: int, as_json: bool, out: Path | None) -> int:
+    """Run it; return 1 if more is left behind than may be."""
+    with serving(model, *ABORT_OPTIONS) as server:
+        found = asyncio.run(run_aborts(server, clients, aborts, kills))
+    publish("engine_aborts", aborts_table, out, as_json=as_json, seed=7, **found)
     return 0 if is_good(found) else 1
 
 

@@ -115,13 +115,14 @@ COVERED = (
     ),
     (r"python examples/ray_data.py .*", "tests/test_examples.py::test_rows_of_ray_data_get_answers"),
     (r"moeflow scale .*", "tests/cli/test_scale.py::test_it_waits_until_all_are_ready"),
+    (r"moeflow chaos --cluster", "tests/cli/chaos/test_cluster.py::test_no_fault_changes_an_answer", "--cluster"),
     (
         r"moeflow status.*",
         "tests/server/observed/test_status_verb.py::test_every_engine_is_a_row_with_its_machine_and_load",
     ),
     (r"moeflow check .*", "tests/cli/check/test_command.py::test_failures_are_shown_with_their_request"),
     (
-        r"moeflow chaos .*",
+        r"moeflow chaos http.*",
         "tests/server/test_launch.py::test_a_killed_engine_goes_on_with_its_requests_anew_and_goes_with_its_server",
         "chaos",
     ),

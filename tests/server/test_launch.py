@@ -157,6 +157,8 @@ def test_a_killed_engine_goes_on_with_its_requests_anew_and_goes_with_its_server
     assert re.search(r"^moeflow_engine_restarts_total\{model=\"[^\"]+\"\} 1\.0$", numbers, re.MULTILINE)
 
     faults = ["--faults", "engine-killed,clients-cut", "--duration", "0.3", "--streams", "2", "--tokens", "200"]
+    declined = CliRunner().invoke(chaos, [server.url], input="n\n")
+    assert (declined.exit_code, f"engine {server.engine().pid}" in declined.output) == (1, True)
     command = [server.url, "--yes", "--json", *faults]
     found = CliRunner().invoke(chaos, command, catch_exceptions=False, standalone_mode=False)
     rows = json.loads(found.stdout)["rows"]

@@ -1,4 +1,4 @@
-"""A batch job beside the streams: each line must be answered once, with the text of calm times."""
+"""A batch job during a fault: each line must be answered once, with the text of calm times."""
 
 from __future__ import annotations
 

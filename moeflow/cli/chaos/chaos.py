@@ -94,18 +94,19 @@ def chaos(
             processes = find_processes(_port(url))
             _confirm(processes, yes)
         scene = _scene(processes, _port(url), nodes, seed, undo)
-        interrupted = False
         try:
             asyncio.run(_run(Rounds(scene, url, load), names, rounds, rows, nodes))
-        except KeyboardInterrupt:
-            interrupted = True
+        finally:  # Ctrl-C, too
+            if rows:
+                _report(rows, seed, as_json=as_json, out=out)
+    return int(not all(row.is_good for row in rows))
+
+
+def _report(rows: list[Row], seed: int, *, as_json: bool, out: Path | None) -> None:
     record = make_record("chaos", repeated_command(), seed=seed, threads=None, rows=[fields(row) for row in rows])
     keep(record, out, as_json=as_json)
     if not as_json:
         show(chaos_table(record))
-    if interrupted:
-        return 130
-    return int(not all(row.is_good for row in rows))
 
 
 async def _run(rounds: Rounds, names: Sequence[str], number: int, rows: list[Row], nodes: Nodes | None) -> None:

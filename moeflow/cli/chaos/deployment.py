@@ -83,7 +83,7 @@ class Nodes:
             self._processes.append(subprocess.Popen(self._command, start_new_session=True))
 
     def running(self) -> list[psutil.Process]:
-        """Return those that have not ended."""
+        """Return the running processes."""
         return [psutil.Process(process.pid) for process in self._processes if process.poll() is None]
 
     def close(self) -> None:

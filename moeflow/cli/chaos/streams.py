@@ -49,7 +49,7 @@ class Stream:
         return self.is_over and self.refusal is None and not self.error
 
     def longest_pause(self, begin_s: float, end_s: float) -> float:
-        """Return the longest time between two events, of which some lies here; 0: there is none."""
+        """Return the longest pause between two events that overlaps with this time; 0: there is none."""
         pairs = pairwise(self.times_s)
         return max((after - before for before, after in pairs if before < end_s and after > begin_s), default=0.0)
 

@@ -24,7 +24,7 @@ LENGTH = 12
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Counts words, and misbehaves as its server is told."""
+    """Counts words, with the mistake that its server names."""
 
     server: StandIn
 
@@ -96,7 +96,7 @@ def server() -> Iterator[StandIn]:
 
 
 def disturbed(server: StandIn, wrong: str, **of_fault) -> Row:
-    """Run a round in which the server begins to do this wrong, and stops it in the end."""
+    """Run a round: the server begins to do this wrong with the fault, and stops with it."""
 
     def begin(scene: Scene) -> None:
         server.wrong = wrong
