@@ -35,31 +35,9 @@ async def test_a_whole_answer(http):
     }
 
 
-async def test_a_stream_is_role_then_text_then_reason(http):
-    chunks = await stream(http)
-    assert all(chunk["object"] == "chat.completion.chunk" and chunk["model"] == NAME for chunk in chunks)
-    first, *middle, last = [chunk["choices"][0] for chunk in chunks]
-    assert first["delta"] == {"role": "assistant", "content": "", "refusal": None}
-    assert [choice["delta"] for choice in middle] == [{"content": character} for character in REPLY]
-    assert last["delta"] == {}
-    assert last["finish_reason"] == "stop"
-    assert {choice["finish_reason"] for choice in (first, *middle)} == {None}
-
-
 async def test_a_model_that_does_not_reason_keeps_to_any_limit_of_reasoning(http, engine):
     await chat(http, thinking_token_budget=5)
     assert not engine.submissions[-1].sampling.grammar
-
-
-async def test_every_choice_of_a_stream_begins_with_its_role(http):
-    chunks = await stream(http, n=3, stream_options={"include_usage": True})
-    for index in range(3):
-        deltas = [c["delta"] for chunk in chunks for c in chunk["choices"] if c["index"] == index]
-        assert deltas[0]["role"] == "assistant"
-        assert "".join(delta.get("content", "") for delta in deltas) == REPLY
-    usage = chunks[-1]["usage"]
-    assert usage["completion_tokens"] == 3 * (len(REPLY.encode()) + 1)
-    assert usage["total_tokens"] == usage["completion_tokens"] + usage["prompt_tokens"]
 
 
 async def test_the_conversation_goes_through_the_models_template(http, engine, tokenizer):
@@ -100,13 +78,6 @@ async def test_streamed_logprobs_are_those_of_the_whole_answer(http):
     assert streamed == whole["choices"][0]["logprobs"]["content"]
     tokens_as_bytes = bytes(byte for token in streamed[:-1] for byte in token["bytes"])
     assert tokens_as_bytes.decode() == REPLY
-
-
-@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-async def test_both_names_limit_the_answer(http, field):
-    answer = await chat(http, **{field: 2})
-    assert answer["choices"][0]["message"]["content"] == "Gr"
-    assert answer["choices"][0]["finish_reason"] == "length"
 
 
 async def test_without_a_limit_the_context_is_one(http, engine):

@@ -48,34 +48,11 @@ async def test_16_tokens_unless_said_otherwise(http):
     assert body["choices"][0]["finish_reason"] == "length"
 
 
-async def test_a_stream_says_the_same_as_the_whole_answer(http):
-    chunks = await stream(http, n=2, prompt=["a", "b"])
-    whole = await complete(http, n=2, prompt=["a", "b"])
-    texts = dict.fromkeys(range(4), "")
-    reasons = {}
-    for chunk in chunks:
-        (choice,) = chunk["choices"]
-        texts[choice["index"]] += choice["text"]
-        if choice["finish_reason"]:
-            reasons[choice["index"]] = choice["finish_reason"]
-        assert "usage" not in chunk
-    assert texts == {choice["index"]: choice["text"] for choice in whole["choices"]}
-    assert reasons == dict.fromkeys(range(4), "stop")
-    assert len({chunk["id"] for chunk in chunks}) == 1
-
-
 async def test_text_streams_in_whole_characters(http):
     chunks = await stream(http)
     pieces = [chunk["choices"][0]["text"] for chunk in chunks]
     assert "".join(pieces) == REPLY
     assert pieces[:-1] == list(REPLY)
-
-
-async def test_usage_comes_last_if_asked_for(http):
-    *chunks, last = await stream(http, stream_options={"include_usage": True})
-    assert all(chunk["usage"] is None for chunk in chunks)
-    assert last["choices"] == []
-    assert last["usage"]["total_tokens"] == 5 + len(REPLY.encode()) + 1
 
 
 @pytest.mark.parametrize(

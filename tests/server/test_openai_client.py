@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import openai
 import pytest
 from fastapi import FastAPI
-from openai.types import Completion, Model
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types import Completion
+from openai.types.chat import ChatCompletion
 
 from tests.server.fake_client import NAME, REPLY
 from tests.server.live_server import eventually, serve_in_thread
@@ -38,19 +38,6 @@ def test_chat(client):
     assert answer.usage.prompt_tokens_details.cached_tokens == 0
 
 
-def test_streamed_chat(client):
-    chunks = list(
-        client.chat.completions.create(
-            model=NAME, messages=HELLO, stream=True, logprobs=True, stream_options={"include_usage": True}
-        )
-    )
-    for chunk in chunks:
-        assert isinstance(chunk, ChatCompletionChunk)
-        check(chunk)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == REPLY
-    assert chunks[-1].usage.completion_tokens == len(REPLY.encode()) + 1
-
-
 def test_the_clients_own_stream_helper(client):
     with client.chat.completions.stream(model=NAME, messages=HELLO) as stream:
         events = [event.type for event in stream]
@@ -76,12 +63,6 @@ def test_our_own_parameters_go_through_extra_body(client, engine):
     client.completions.create(model=NAME, prompt="x", max_tokens=1, extra_body=extra)
     sampling = engine.submissions[0].sampling
     assert (sampling.top_k, sampling.min_p, sampling.ignore_eos) == (3, 0.1, True)
-
-
-def test_models(client):
-    (model,) = client.models.list().data
-    assert isinstance(model, Model)
-    assert client.models.retrieve(NAME) == model
 
 
 @pytest.mark.anyio

@@ -48,14 +48,6 @@ def test_a_streamed_text(client):
     assert kinds.count("response.output_text.delta") == len(REPLY)
 
 
-def test_events_are_numbered_and_of_the_clients_types(client, engine, tokenizer):
-    says(engine, tokenizer, TWO)
-    events = list(ask(client, tools=TOOLS, stream=True))
-    for event in events:
-        check(event)
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-
-
 def test_calls(client, engine, tokenizer):
     says(engine, tokenizer, TWO)
     answer = ask(client, tools=TOOLS)
