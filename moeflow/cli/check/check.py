@@ -38,7 +38,7 @@ _FILE_WIDTH = 160
     type=click.Choice(APIS),
     default=APIS[0],
     show_default=True,
-    help="Check this API, and fail if it is absent. any: those that are there.",
+    help="Check this API, and fail if it is absent. any: every API that the server has.",
 )
 @click.option("--only", metavar="PATTERN", default="*", help="Area, or pattern of names, such as 'chat.stream_*'.")
 @click.option("--list", "lists", is_flag=True, help="Print the checks and exit.")

@@ -9,7 +9,7 @@ import msgspec
 
 from moeflow.cli.check.openai_shapes import ChatChunk, ChatCompletion, Completion, CompletionChunk, FinishReason
 from moeflow.cli.check.outcome import Failed
-from moeflow.cli.check.sse import Event, split_done
+from moeflow.cli.check.sse import DONE, Event
 from moeflow.cli.check.stream_order import ChunkOrder
 from moeflow.cli.check.target import Body, Target
 
@@ -45,7 +45,7 @@ class Form(Protocol):
         """Return the events of a stream in the right order."""
 
     def streamed(self, chunks: Sequence[CompletionChunk | ChatChunk]) -> list[Part]:
-        """Return all choices of a stream, put together."""
+        """Return all choices of a stream with their joined parts."""
 
 
 class CompletionForm:
@@ -121,7 +121,9 @@ def _read_chunks(events: list[Event], kind: type[Shape], *, is_chat: bool, with_
     """Return the chunks of a stream. Raises: Failed if one has another shape, or comes at the wrong time."""
     order = ChunkOrder(is_chat=is_chat, with_usage=with_usage)
     chunks = []
-    for event in split_done(events):
+    for event in events:
+        if event.data == DONE:
+            continue
         value = event.value()
         chunks.append(convert(value, kind))
         order.take(value)

@@ -9,6 +9,7 @@ from moeflow.cli.check.area import Area, Check
 from moeflow.cli.check.forms import NUM_TOKENS, ChatForm, CompletionForm, Form
 from moeflow.cli.check.openai_shapes import ChatCompletion, ChatLogprobs, Completion
 from moeflow.cli.check.outcome import Skipped, expect, expect_equal
+from moeflow.cli.check.sse import check_done
 from moeflow.cli.check.target import Target
 
 _FEW = 4  # tokens
@@ -78,6 +79,7 @@ def several_streamed_choices(target: Target, form: Form) -> None:
 def stream_order(target: Target, form: Form) -> None:
     """Chunks have the right framing, fields and order, and end with `[DONE]`."""
     expect(form.chunks(target), "a stream must have chunks")
+    check_done(target.stream(form.path, form.body(target)))
 
 
 def stream_equals_answer(target: Target, form: Form) -> None:

@@ -54,9 +54,8 @@ def parse_events(body: bytes) -> list[Event]:
     return events
 
 
-def split_done(events: list[Event]) -> list[Event]:
-    """Return a stream of chunks without its last event, `[DONE]`. Raises: Failed if it is not the last one."""
+def check_done(events: list[Event]) -> None:
+    """Raise: Failed unless the last event of a stream of chunks, and no other, is `[DONE]`."""
     done = [number for number, event in enumerate(events) if event.data == DONE]
     last = events[-1].data if events else "nothing"
     expect(done == [len(events) - 1], f"a stream must end with one `data: {DONE}`, not {last[:200]!r}")
-    return events[:-1]

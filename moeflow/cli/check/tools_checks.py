@@ -119,7 +119,7 @@ def one_call_at_most(target: Target) -> None:
 
 
 def streamed_calls(target: Target) -> None:
-    """The parts of a streamed call have its index; the first one has id and name; together they follow the schema."""
+    """The parts of a streamed call have its index; the first one has id and name. Their arguments follow the schema."""
     fields = {"messages": ASK, "tools": tools(), "tool_choice": named("weather"), "max_tokens": MAX_TOKENS}
     calls = _join_calls(FORM.chunks(target, **fields, **_ONE))
     expect_equal([call.function.name for call in calls], ["weather"], "called tools")
@@ -176,7 +176,7 @@ def json_schema(target: Target) -> None:
 
 
 def streamed_json_schema(target: Target) -> None:
-    """The parts of a stream with `json_schema` follow the schema together."""
+    """The joined parts of a stream with `json_schema` follow the schema."""
     (part,) = FORM.streamed(FORM.chunks(target, **_by_schema()))
     read_weather(part.text)
 
