@@ -14,6 +14,7 @@ from moeflow.cli.api_key import api_key_option
 from moeflow.cli.check.outcome import Result
 from moeflow.cli.check.report import junit, summary, table
 from moeflow.cli.check.run import APIS, choose, open_server, run_checks
+from moeflow.cli.progress import bar
 
 EPILOG = """\b
 Examples:
@@ -71,11 +72,13 @@ def check(
     address = late.check_address(url, allow_remote=True)
     results: list[Result] = []
     limits = httpx.Limits(max_keepalive_connections=0)  # a check sees only its own connections
-    with httpx.Client(base_url=address, timeout=timeout_s, limits=limits) as client:
+    with httpx.Client(base_url=address, timeout=timeout_s, limits=limits) as client, bar(len(checks)) as progress:
         for result in run_checks(open_server(client, model, api_key), checks, api):
             results.append(result)
             if as_json:
                 click.echo(msgspec.json.encode(result))
+            progress.say(f"{result.area}.{result.check}")
+            progress.advance()
     if not as_json:
         _show(results, verbose=verbose)
     if junit_file is not None:
