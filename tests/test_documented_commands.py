@@ -148,7 +148,7 @@ ELSEWHERE = (
     (r"scripts/(sanitize.*|wheel|check-arm extension)", "compiles for minutes"),
     (r"python -m studies\.(collectives|engine_deaths|front_cost).*", "measures for minutes, on an idle machine"),
     (
-        r"python -m studies.(two_machines .*|node_replicas.*|batch_kills.*|sleeping_engines.*)",
+        r"python -m studies.(two_machines .*|node_replicas.*|batch_kills.*|sleeping_engines.*|failure_times)",
         "wants network namespaces and root",
     ),
     (r"scp .*", "wants two machines"),
