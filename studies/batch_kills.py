@@ -151,7 +151,8 @@ def measure(nodes: Sequence[Node], folder: Path, num_lines: int) -> dict[str, An
     model, source = folder / "model", folder / "in.jsonl"
     write_tiny_mixtral(model)
     write_input(source, num_lines)
-    shared = (sys.executable, "-m", JOB, "batch", str(source), str(model), "--threads", "1", "--kv-cache", "16MiB")
+    sizes = ("--threads", "1", "--kv-cache", "16MiB", "--max-num-seqs", "16")  # small, so that kills meet open requests
+    shared = (sys.executable, "-m", JOB, "batch", str(source), str(model), *sizes)
     alone = Job((*shared, "-o", str(folder / "alone.jsonl")), folder / "alone.jsonl", folder / "alone.log")
     on_ray = ("--replicas", "2", "--ray-address", f"{nodes[0].address}:{PORT}")
     output = folder / "out.jsonl"
