@@ -36,12 +36,14 @@ from moeflow.processes.supervisor import Supervisor
 from moeflow.settings.settings import Settings
 from tests.checkpoint.hub.hub_server import hub_of_this_process
 from tests.patience import PATIENCE_S
+from tests.processes.test_process import in_this_process
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = pytest.mark.slow
 
 TOKEN = b"0123456789abcdef" * 2
 NUM_TOKENS = 400
+LONG = 1500
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +53,20 @@ def config(tmp_path_factory):
     return resolve(Settings(model=str(folder), cache_dir=folder, num_threads=1, max_num_seqs=4)).config
 
 
+@pytest.fixture(scope="module")
+def want(config) -> list[int]:
+    """Return the tokens of an engine in this process."""
+    (tokens,) = in_this_process(config, [submission(number=LONG)])
+    return tokens
+
+
+def submission(name: str = "request", number: int = NUM_TOKENS) -> Submission:
+    return Submission(name, [5, 6, 7], SamplingParams(max_tokens=number, temperature=0, ignore_eos=True), seed=0)
+
+
 async def tokens_of(engine: ProcessEngine | Supervisor, disturb=None, name="request", number=NUM_TOKENS) -> list[int]:
     tokens: list[int] = []
-    params = SamplingParams(max_tokens=number, temperature=0, ignore_eos=True)
-    async for output in engine.stream(Submission(name, [5, 6, 7], params, seed=0)):
+    async for output in engine.stream(submission(name, number)):
         if disturb is not None and len(tokens) > NUM_TOKENS // 8:
             disturb()
             disturb = None
@@ -122,17 +134,13 @@ async def until(condition) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_streams_go_on_elsewhere_when_an_engine_is_killed(config):
+def test_streams_go_on_elsewhere_when_an_engine_is_killed(config, want):
     async def body():
         async with cluster(config) as made:
-            local = await ProcessEngine.start(config)
-            want = await tokens_of(local)
-            await local.shutdown(5)
-
             supervisor = made.supervisor(2)
             made.keep()
             await supervisor.load()
-            assert await tokens_of(supervisor) == want
+            assert await tokens_of(supervisor) == want[:NUM_TOKENS]
             assert [each.state for each in supervisor.replicas()] == [EngineState.READY, EngineState.RESTARTING]
 
             made.keep()  # the second begins once it has a place
@@ -143,7 +151,7 @@ def test_streams_go_on_elsewhere_when_an_engine_is_killed(config):
                 victim = engines()[supervisor._replicas.index(busy)]
                 os.kill(victim.pid, signal.SIGKILL)
 
-            assert await tokens_of(supervisor, kill) == want
+            assert await tokens_of(supervisor, kill) == want[:NUM_TOKENS]
             await until(lambda: {each.state for each in supervisor.replicas()} == {EngineState.READY})
             assert supervisor.stats().engine_restarts_total == 1
             await supervisor.shutdown(5)
@@ -212,7 +220,7 @@ def test_a_keeper_that_goes_or_stops_is_noticed(config, monkeypatch):
     run(body)
 
 
-def test_a_machine_that_leaves_hands_its_streams_over_or_finishes_them(config, caplog, monkeypatch):
+def test_a_machine_that_leaves_hands_its_streams_over_or_finishes_them(config, want, caplog, monkeypatch):
     monkeypatch.setattr(process_client, "WATCH_S", 0.01)
     monkeypatch.setattr(keeper, "BEAT_S", 0.01)
 
@@ -221,9 +229,9 @@ def test_a_machine_that_leaves_hands_its_streams_over_or_finishes_them(config, c
             supervisor = made.supervisor(1)
             first = made.keep()
             await supervisor.load()
-            want = await tokens_of(supervisor)
-
-            assert await tokens_of(supervisor, made.kept[0].leave) == want  # no other machine could continue it
+            assert (
+                await tokens_of(supervisor, made.kept[0].leave, number=LONG) == want
+            )  # no other machine could continue it
             with pytest.raises(LeftError, match="has left"):
                 await first
             assert [each.state for each in supervisor.replicas()] == [EngineState.RESTARTING]
@@ -231,7 +239,6 @@ def test_a_machine_that_leaves_hands_its_streams_over_or_finishes_them(config, c
             second, third = made.keep(), made.keep()
             supervisor.scale(2)
             await until(lambda: {each.state for each in supervisor.replicas()} == {EngineState.READY})
-            want = await tokens_of(supervisor, number=1500)
             moved: list[asyncio.Task[bool]] = []
 
             async def is_moved(busy) -> bool:
@@ -243,7 +250,7 @@ def test_a_machine_that_leaves_hands_its_streams_over_or_finishes_them(config, c
                 moved.append(asyncio.create_task(is_moved(busy)))
                 next(it for it in made.kept if it._engine and it._engine.life == busy.engine._host.life).leave()
 
-            assert await tokens_of(supervisor, leave, number=1500) == want
+            assert await tokens_of(supervisor, leave, number=LONG) == want
             assert await moved[0]
             with pytest.raises(LeftError):
                 await next(iter((await asyncio.wait((second, third), return_when=asyncio.FIRST_COMPLETED))[0]))
@@ -256,6 +263,7 @@ def test_a_machine_that_leaves_hands_its_streams_over_or_finishes_them(config, c
     assert "is gone" not in caplog.text
 
 
+@pytest.mark.thorough
 def test_a_machine_that_leaves_while_it_loads_starts_elsewhere(config):
     async def body():
         async with cluster(config) as made:
@@ -460,19 +468,16 @@ def test_an_engine_that_is_ended_before_it_begins_leaves_its_place(config):
     run(body)
 
 
-def test_a_machine_pulls_the_model_and_packs_it_once(config, tmp_path, monkeypatch):
+def test_a_machine_pulls_the_model_and_packs_it_once(config, want, tmp_path, monkeypatch):
     async def body(hub):
         commit = hub.add_folder("o/m", Path(config.model_path)).commit
         there = f"/nowhere/models--o--m/snapshots/{commit}"
         theirs = dataclasses.replace(config, model_path=there, packed_file="/nowhere/m.slabs")
         async with cluster(config) as made:
-            local = await ProcessEngine.start(config)
-            want = await tokens_of(local)
-            await local.shutdown(5)
             made.keep(cache_dir=tmp_path / "cache")
             for number in (1, 2):
                 engine = await ProcessEngine.start(theirs, launch=made.places.launch)
-                assert await tokens_of(engine) == want
+                assert await tokens_of(engine) == want[:NUM_TOKENS]
                 await engine.shutdown(5)
                 await until(lambda: any(place.is_free for place in made.places._places.values()))
                 pulls = [it for it in made.news if it.startswith("pulling o/m")]
