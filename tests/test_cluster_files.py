@@ -1,4 +1,4 @@
-"""deploy/ for several machines: files parse, commands have options that exist, and limits fit together.
+"""deploy/ for several machines: files parse, commands have options that exist, and limits are consistent.
 
 `test_a_slurm_job_serves_and_ends_in_order` runs the script with a `srun` that starts processes of this machine.
 """

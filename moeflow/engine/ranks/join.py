@@ -208,7 +208,7 @@ def own_config(
 ) -> EngineConfig:
     """Return the other machine's configuration with this one's paths and threads, and this one's path of the model.
 
-    Packed weights are used if they are here. With `on_packed`, and if the server's are packed, they are made.
+    Packed weights in the cache folder are used. With `on_packed`, and if the server's are packed, they are made.
     Raises: CheckpointError; as `pack_model`.
     """
     own = dataclasses.replace(

@@ -269,7 +269,7 @@ class _KeptEngine:
             self._has_ended = True  # a thread may still bring the model
 
     def _note_step(self, step: str, done: int, total: int) -> None:
-        """Report progress, from any thread. Raises: LeftError once nobody waits for it."""
+        """Report progress, from any thread. Raises: LeftError once the server no longer needs it."""
         if self._has_ended:
             raise LeftError("the server needs this engine no more")
         self._log_step(step, done, total)
