@@ -8,8 +8,8 @@ several streams; in each round something else is killed. Tokens must equal those
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import json
 import os
 import re
 import subprocess
@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+import httpx
 
 from moeflow.bench.records import Record
 from moeflow.bench.tables import Table
 from moeflow.cli.bench.output import result_options
+from moeflow.cli.chaos.streams import Stream, connect, make_bodies, stream_all
 from moeflow.core.errors import EngineError
 from studies.harness.command import run_study
 from studies.harness.ray_nodes import PORT, Node, networked, start_all
@@ -34,37 +36,6 @@ from studies.harness.records import publish
 ENGINE = "moeflow.processes.main"
 KEEPER = "moeflow.processes.cluster.ray_rank"
 PATIENCE_S = 300.0
-# Runs in the head's network: one thread a stream; prints texts and the longest pause of all.
-CLIENT = """
-import json, os, sys, threading, time, urllib.request
-def fail(found):
-    print(found.exc_value, file=sys.stderr)
-    os._exit(1)
-threading.excepthook = fail
-url, number, tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-texts, pauses, begun = [""] * number, [0.0] * number, threading.Semaphore(0)
-def stream(each):
-    body = {"prompt": f"Story {each}: once", "max_tokens": tokens, "temperature": 0, "stream": True,
-            "ignore_eos": True}
-    request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(),
-                                     {"Content-Type": "application/json"})
-    last = None
-    for line in urllib.request.urlopen(request, timeout=300):
-        if line.startswith(b"data: {"):
-            now = time.monotonic()
-            if last is None:
-                begun.release()
-            else:
-                pauses[each] = max(pauses[each], now - last)
-            last = now
-            texts[each] += json.loads(line[6:])["choices"][0]["text"]
-threads = [threading.Thread(target=stream, args=(each,)) for each in range(number)]
-for thread in threads: thread.start()
-for _ in threads: begun.acquire()
-print("begun", flush=True)
-for thread in threads: thread.join()
-print(json.dumps({"texts": texts, "pause_s": max(pauses)}), flush=True)
-"""
 
 
 @dataclass
@@ -75,24 +46,26 @@ class Cluster:
     url: str
     server: subprocess.Popen[str]
 
-    def ask(self, disturb: Callable[[], None], *, number: int, num_tokens: int) -> dict[str, Any]:
-        """Stream completions, disturb them once all have begun, and return texts and the longest pause."""
-        command = [*self.nodes[0].prefix, sys.executable, "-c", CLIENT, self.url, str(number), str(num_tokens)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
-            assert client.stdout is not None
-            if client.stdout.readline() != "begun\n":
-                raise EngineError("no stream has begun")
-            disturb()
-            found: dict[str, Any] = json.loads(client.stdout.readline() or "{}")
-        if not found:
-            raise EngineError("the streams have ended with an error")
-        return found
+    def ask(self, disturb: Callable[[], None], *, number: int, num_tokens: int) -> tuple[list[Stream], float]:
+        """Stream completions, disturb them once all have begun, and return them and the longest pause."""
+        streams = [Stream() for _ in range(number)]
+
+        async def stream() -> None:
+            async with connect(self.url) as client:
+                streaming = asyncio.create_task(stream_all(client, make_bodies(number, num_tokens), streams))
+                while not all(each.times_s or each.is_over for each in streams):
+                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(disturb)
+                await streaming
+
+        self.nodes[0].enter(lambda: asyncio.run(stream()))
+        if failed := next((each for each in streams if not each.is_complete), None):
+            raise EngineError(f"a stream has ended with an error: {failed.error or failed.refusal}")
+        return streams, max(each.longest_pause(0.0, time.monotonic()) for each in streams)
 
     def health(self) -> dict[str, Any]:
-        """Return what the server says of itself."""
-        read = f"import urllib.request as r; print(r.urlopen('{self.url}/health').read().decode())"
-        command = [*self.nodes[0].prefix, sys.executable, "-c", read]
-        found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        """Return the server's health."""
+        found: dict[str, Any] = self.nodes[0].enter(lambda: httpx.get(f"{self.url}/health", trust_env=False).json())
         return found
 
     def until_ready(self, number: int) -> float:
@@ -129,7 +102,7 @@ def measure(cluster: Cluster, *, streams: int, tokens: int, gcs_gone_s: float) -
     """Return the longest pause of each round, and how long the second replica took to be ready again."""
     head = cluster.nodes[0]
 
-    def ask(disturb: Callable[[], None]) -> dict[str, Any]:
+    def ask(disturb: Callable[[], None]) -> tuple[list[Stream], float]:
         return cluster.ask(disturb, number=streams, num_tokens=tokens)
 
     def without_ray() -> None:
@@ -137,17 +110,17 @@ def measure(cluster: Cluster, *, streams: int, tokens: int, gcs_gone_s: float) -
         time.sleep(gcs_gone_s)
 
     cluster.until_ready(2)
-    plain = ask(lambda: None)
-    rounds: dict[str, dict[str, Any]] = {"nothing": {"pause_s": plain["pause_s"], "is_equal": True}}
+    calm, pause_s = ask(lambda: None)
+    rounds: dict[str, dict[str, Any]] = {"nothing": {"pause_s": pause_s, "is_equal": True}}
     for name, disturb in (
         ("an engine", lambda: cluster.homes()[0].kill(ENGINE)),
         ("a keeper", lambda: cluster.homes()[0].kill(KEEPER)),
         ("a node", lambda: cluster.homes()[0].kill()),
         (f"Ray's head, for {gcs_gone_s:g} s", without_ray),
     ):
-        found = ask(disturb)
-        is_equal = found["texts"] == plain["texts"]
-        rounds[name] = {"pause_s": round(found["pause_s"], 3), "is_equal": is_equal}
+        found, pause_s = ask(disturb)
+        is_equal = not any(stream.difference(before) for before, stream in zip(calm, found, strict=True))
+        rounds[name] = {"pause_s": round(pause_s, 3), "is_equal": is_equal}
         if disturb is not without_ray:
             rounds[name]["ready_again_s"] = round(cluster.until_ready(2), 1)
     return {"streams": streams, "tokens": tokens, "rounds": rounds}

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 PATIENCE_S = 90.0
 PORT = 6379
+Result = TypeVar("Result")
+_CLONE_NEWNET = 0x40000000
 _NETWORK = "10.213.78"
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -53,6 +58,18 @@ class Node:
         """Have later processes see an empty folder in the place of this one."""
         script = f"mount -t tmpfs none '{folder}' && exec \"$@\""
         self.prefix = (*self.prefix, "unshare", "--mount", "sh", "-c", script, "sh")
+
+    def enter(self, call: Callable[[], Result]) -> Result:
+        """Return the result of a call in a thread whose network, and that of threads it starts, is this node's."""
+
+        def entered() -> Result:
+            with Path(f"/run/netns/{self.namespace}").open() as network:
+                if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), _CLONE_NEWNET):
+                    raise OSError(ctypes.get_errno(), "cannot enter the network of a node")
+            return call()
+
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(entered).result()
 
     def pids(self, name: str = "") -> list[int]:
         """Return its processes with this in their command lines."""
