@@ -146,7 +146,10 @@ ELSEWHERE = (
     (r"scripts/try-agents.*", "downloads clients; tests/agents/test_try_agents.py runs it with a client of its own"),
     (r"export (ANTHROPIC|CLAUDE|OPENAI)_.*|(cline|aider|OPENAI_API_BASE_URL=\S+) .*", "scripts/try-agents does"),
     (r"scripts/(sanitize.*|wheel|check-arm extension)", "compiles for minutes"),
-    (r"python -m studies\.(collectives|engine_deaths|front_cost|many_replicas).*", "measures for minutes, on an idle machine"),
+    (
+        r"python -m studies\.(collectives|engine_deaths|front_cost|many_replicas).*",
+        "measures for minutes, on an idle machine",
+    ),
     (
         r"python -m studies.(two_machines .*|node_replicas.*|batch_kills.*|sleeping_engines.*|failure_times)",
         "wants network namespaces and root",
