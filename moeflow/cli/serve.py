@@ -131,7 +131,7 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
     type=int,
     default=1,
     show_default=True,
-    help="HTTP processes for the same engines. One streams about 20,000 tokens/s.",
+    help="HTTP processes for the same engines. One streams 14,000 tokens/s or more.",
 )
 @click.option(
     "--max-body",

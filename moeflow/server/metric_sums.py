@@ -1,4 +1,4 @@
-"""Adds up counts of several processes of one server: of living ones, and of those that have ended."""
+"""Adds up counts of several processes of one server: of living and of ended ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Count(msgspec.Struct, frozen=True, array_like=True):
 
 
 def counts_of(metrics: Iterable[Metric]) -> list[Count]:
-    """Return the samples of metrics that only grow, except those that are zero."""
+    """Return the samples of metrics that only grow, without zeros."""
     return [
         Count(metric.name, sample.name, sample.labels, sample.value)
         for metric in metrics

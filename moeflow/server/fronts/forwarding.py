@@ -1,4 +1,4 @@
-"""Forwards requests from a front to its server, except those that generate: all that is shared is there.
+"""Forwards all requests from a front to its server but generating ones: the server has the shared state.
 
 The server's answer, its request log and its guards are those of a server without fronts.
 """
@@ -129,7 +129,7 @@ class _Body:
         self._is_read.set()
 
     async def receive_next(self) -> Message:
-        """Return what comes after the body."""
+        """Return the next message after the body."""
         await self._is_read.wait()
         return await self._receive()
 

@@ -1,4 +1,4 @@
-"""The HTTP side of a server with fronts: these accept connections, and forward to it what they do not answer."""
+"""The HTTP side of a server with fronts: these accept connections, and forward some requests to it."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def text_of(lines: Iterator[str]) -> str:
-    """Return the text of a stream. Raises: httpx.HTTPError if it breaks off."""
+    """Return the text of a stream. Raises: httpx.HTTPError if it is incomplete."""
     events = [line.removeprefix("data: ") for line in lines if line]
     assert events.pop() == "[DONE]"
     return "".join(json.loads(event)["choices"][0]["text"] for event in events)
