@@ -90,11 +90,11 @@ class LLM:
     @classmethod
     def from_plan(cls, plan: Plan, on_progress: Callable[[int, int], None] | None = None) -> Self:
         """Load a finished plan. Raises: ConfigError if that is several engines; else as the class."""
-        if plan.num_replicas > 1:
+        if plan.num_replicas > 1 or plan.node_replicas is not None:
             raise ConfigError(
-                f"the plan is for {plan.num_replicas} engines (--replicas), which are processes of `moeflow serve` and "
-                "`moeflow batch`, and LLM is one engine in this process: give the plan to these (--plan), or make one "
-                "without replicas"
+                "the plan is for several engines (--replicas), or for ranks of other machines (--listen-ranks): "
+                "`moeflow serve` and `moeflow batch` start these, and LLM is one engine in this process. Give the plan "
+                "to these (--plan), or make one without them"
             )
         llm = cls.__new__(cls)
         llm._load(plan, on_progress)

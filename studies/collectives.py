@@ -36,7 +36,7 @@ from moeflow.core.units import format_bytes
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup, make_descriptor
 from moeflow.parallel.tcp.endpoint import Endpoint
 from moeflow.parallel.tcp.link import Link
-from moeflow.parallel.tcp.mesh import Meeting, meet
+from moeflow.parallel.tcp.mesh import meet
 from moeflow.parallel.tcp.tcp_group import TcpGroup
 from studies.harness.command import run_study
 from studies.harness.interleaved import measure_interleaved, microseconds_text, seconds
@@ -112,7 +112,7 @@ def run_rank(rank: int, connection: Connection, rendezvous: str) -> None:
     endpoint = Endpoint(TOKEN)
     connection.send(("127.0.0.1", endpoint.listen("127.0.0.1", 0, arrivals.put)))
     addresses = connection.recv()
-    tcp = TcpGroup(rank, meet(Meeting(b"benchmark", rank), addresses, endpoint, {}, arrivals, TIMEOUT_S), TIMEOUT_S)
+    tcp = TcpGroup(rank, meet(rank, addresses, endpoint, arrivals, TIMEOUT_S), TIMEOUT_S)
     plain = plain_connection(rank, connection)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=group.size)
     times = measure(group, tcp, plain)

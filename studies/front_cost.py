@@ -31,9 +31,9 @@ from moeflow.bench.tables import Table
 from moeflow.cli.bench.output import result_options
 from moeflow.core.errors import EngineError
 from moeflow.engine.generator import Generator
-from moeflow.engine.ranks.join import JoinSettings
 from moeflow.processes.nodes import keeper
 from moeflow.processes.nodes.engine_places import EnginePlaces
+from moeflow.processes.nodes.join_settings import JoinSettings
 from moeflow.processes.process_client import ProcessEngine
 from moeflow.processes.restart_limits import RestartLimits
 from moeflow.processes.supervisor import Supervisor
@@ -87,8 +87,8 @@ async def serve(model: str, channel: str, max_num_seqs: int, num_fronts: int) ->
 async def keep_asleep(model: str, port: int) -> None:
     """Keep a sleeping engine for a front until this process is ended."""
     keeper.LocalHost = SleepingHost  # type: ignore[misc]
-    keeper.checked_config = lambda config, fingerprint, settings: config  # there is no checkpoint
-    await keeper.keep(JoinSettings(host="127.0.0.1", port=port, token=TOKEN, model=model), print)
+    keeper.checked_config = lambda config, *_: config  # there is no checkpoint
+    await keeper.Keeper(JoinSettings(host="127.0.0.1", port=port, token=TOKEN, model=model), print).run()
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ from studies.harness.ray_nodes import PORT, Node, networked, start_all
 from studies.harness.records import publish
 
 ENGINE = "moeflow.processes.main"
-KEEPER = "moeflow.processes.cluster.ray_rank"
+KEEPER = "moeflow.processes.cluster.ray_keeper"
 PATIENCE_S = 300.0
 
 

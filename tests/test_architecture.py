@@ -116,8 +116,8 @@ TORCH_FREE = (
     "checkpoint/packed/writer.py",
     "core/engine_messages.py",
     "engine/client.py",
-    "engine/ranks/orphan_watch.py",
     "processes/cluster/ray_launcher.py",
+    "processes/cluster/orphan_watch.py",
     "processes/cluster/ray_messages.py",
 )
 STARTS_WITHOUT_TORCH = (  # what a packed model's first token may take; torch is imported when something of it is used

@@ -1,4 +1,4 @@
-"""`moeflow join`: this machine's part of an engine whose first rank is on another."""
+"""`moeflow join`: this machine computes for a server on another, as a rank or as an engine."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ Examples, with two machines, a and b:
       where the model lies elsewhere, and the token in the cache folder
 \b
   a$ moeflow serve ~/models/olmoe --replicas 2 --listen-ranks a.lan:9200
-  b$ moeflow join a.lan:9200 --replica
-  c$ moeflow join a.lan:9200 --replica
+  b$ moeflow join a.lan:9200
+  c$ moeflow join a.lan:9200
       two machines with a whole engine each
 
 Each rank has a part of the model, which may be larger than one machine's memory; answers are those of one machine, to
 the bit. The machines need the same versions of moeflow and torch, the same checkpoint, and processors with the
-instruction set that the first one uses; with more than two, each must be able to connect to each.
+instruction set that the first one uses. Ranks must be able to connect to each other.
 
-When the engine at the other end stops or restarts, this waits and joins again. Ctrl-C or SIGTERM ends it with exit code
-0. The engine then starts again, and continues all requests once another rank is in its place. With --replica, other
-machines continue the requests; without another, they finish here first. A second signal ends it at once.
+When the server stops or its engine restarts, this waits and joins again. Ctrl-C or SIGTERM ends it with exit code 0.
+The engine of a rank then restarts, and continues all requests once another machine is in its place. Other engines
+continue the requests of a whole engine; without another, it finishes them here first. A second signal ends it at once.
 
 Only machines with the token can join. All messages are encrypted and authenticated: a listener on the network learns
 only addresses, sizes and times."""
@@ -49,19 +49,16 @@ only addresses, sizes and times."""
     "--cluster-token-file",
     "token_file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A copy of the first rank's token.  [default: cluster-token in the cache folder]",
+    help="A copy of the server's token.  [default: cluster-token in the cache folder]",
 )
-@click.option("--replica", is_flag=True, help="Run a whole engine of a server that has --replicas, not a part of one.")
 @threads_option
 @cache_dir_option
 @config_option
-def join(
-    address: str, model: str | None, token_file: Path | None, replica: bool, num_threads: int | None, cache_dir: Path
-) -> None:
-    """Compute part of a model for a server on another machine.
+def join(address: str, model: str | None, token_file: Path | None, num_threads: int | None, cache_dir: Path) -> None:
+    """Compute for a server on another machine: the rank or the engine that it needs next.
 
-    HOST:PORT is where that machine waits for ranks (--listen-ranks). MODEL is this machine's copy of the checkpoint.
-    Without it, this machine uses the server's path or its own cache. It pulls a model that the server has pulled.
+    HOST:PORT is the server's --listen-ranks. MODEL is this machine's copy of the checkpoint. Without it, this machine
+    uses the server's path or its own cache. It pulls a model that the server has pulled.
     """
     try:
         host, port = parse_address(address)
@@ -77,7 +74,7 @@ def join(
         cache_dir=cache_dir,
     )
     try:
-        (lazy.keep_engines if replica else lazy.join)(settings, _say)
+        lazy.keep_engines(settings, _say)
     except lazy.LeftError as left:
         _say(str(left))
 

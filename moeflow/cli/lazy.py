@@ -35,7 +35,6 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.checkpoint.identity import called
     from moeflow.checkpoint.open import open_checkpoint
     from moeflow.engine.lending import LendSettings, lend
-    from moeflow.engine.ranks.join import JoinSettings, LeftError, join
     from moeflow.engine.recorded_forecast import recorded_forecast
     from moeflow.kv.disk.folder_usage import clear_folder, folder_bytes, folder_usage
     from moeflow.llm import LLM
@@ -56,6 +55,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.planner.plan_text import speed_and_memory, what_to_expect
     from moeflow.planner.planning import PlanRequest, plan_for, plan_for_start
     from moeflow.planner.resolve import resolve
+    from moeflow.processes.nodes.join_settings import JoinSettings, LeftError
     from moeflow.processes.nodes.keeper import keep_engines
     from moeflow.server.config import ServerConfig
     from moeflow.server.jobs.journal import ResultJournal

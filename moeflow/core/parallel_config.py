@@ -18,7 +18,8 @@ AttentionLayout = Literal["replicated", "tensor"]  # each rank has all heads, or
 EXPERT_LAYOUTS: Final = (WHOLE, SLICED)
 EXPERT_PLACEMENTS: Final = ("index", "load")  # whole experts by number, or moved so that ranks get equal loads
 ATTENTION_LAYOUTS: Final[tuple[AttentionLayout, ...]] = get_args(AttentionLayout)
-RAY_PLACEMENTS: Final = ("strict-spread", "spread")  # a node of its own for each rank, or as far as there are nodes
+# Of an engine's ranks on nodes: a node for each, or as far as there are nodes, or as few nodes as possible.
+RAY_PLACEMENTS: Final = ("strict-spread", "spread", "pack")
 # Of the pairs of whole experts, up to which each rank adds up all of them: one exchange instead of two.
 GATHERED_BYTES: Final = 256 * KIB
 
@@ -30,29 +31,28 @@ def device_of_rank(device: str, rank: int) -> str:
 
 
 class RayConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The Ray cluster whose nodes the ranks, or engines, that join run on."""
+    """The Ray cluster whose nodes run engines or ranks."""
 
     address: str  # HOST:PORT of its head; "auto": the cluster that this machine is a node of
-    shares_nodes: bool = False  # ranks may be on one node, and on the first rank's
+    placement: str = "strict-spread"  # one of RAY_PLACEMENTS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JoinConfig:
-    """Where ranks on other machines join, and who may."""
+class JoinConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The server's address for other machines, and its secret."""
 
     host: str  # an address of this machine; 0.0.0.0: all of them; empty: its address in the Ray cluster
     port: int  # 0: any
     token_file: str  # has the cluster's token; made if it is not there
-    timeout_s: float = 600.0  # that the first rank waits for the others to join
-    ray: RayConfig | None = None  # who starts the others; None: their machines' users
+    ray: RayConfig | None = None  # which starts processes on other machines; None: their users do
 
 
 class NodeReplicas(msgspec.Struct, frozen=True, kw_only=True):
-    """Engines of one server on other machines, each with the whole model."""
+    """Engines of one server with processes on other machines."""
 
     number: int  # at the start, and the least
     most: int  # if the load needs them
-    join: JoinConfig  # where they join
+    join: JoinConfig
+    has_first_here: bool = False  # there is one engine, with its first rank on this machine
 
 
 class RankLinks(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ class ParallelConfig:
     num_redundant_experts: int = 0  # of each layer, that have a further home once loads are known
     attention_layout: AttentionLayout = "replicated"
     timeout_s: float = 30.0  # that a rank waits for the others in a collective; longer if passes are slow
-    join: JoinConfig | None = None  # None: all ranks are processes of this machine; else all but the first join
+    is_spread: bool = False  # over machines, a rank on each; else all ranks are processes of one machine
     links: RankLinks | None = None  # of one rank, once each has a place
 
     @property

@@ -63,7 +63,7 @@ with on_demand(__name__):
         routing_record,
     )
     from moeflow.engine.offload import offloaded_model
-    from moeflow.engine.ranks import joined_ranks, linked_ranks, rank_processes, rank_upkeep
+    from moeflow.engine.ranks import linked_ranks, rank_processes, rank_upkeep
     from moeflow.experts.hybrid import hybrid_experts
     from moeflow.kernels import packed_bands
     from moeflow.models.layers import encoder_decoder
@@ -87,7 +87,7 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         if config.experts is not None:
             experts = expert_store.ExpertStore.open(checkpoint, config, on_bytes=progress, trace=trace)
             on_failure.callback(experts.close)
-        ranks = _start_ranks(checkpoint, config)
+        ranks = _start_ranks(config)
         if ranks is not None:
             on_failure.callback(ranks.close)
         hybrid = _hybrid_layers(checkpoint, config, experts)
@@ -143,14 +143,17 @@ def _lossy_routing(
     return lossy_routing.LossyRouting(tables, blocks, top_k=config.lossy_top_k)
 
 
-def _start_ranks(checkpoint: Checkpoint, config: EngineConfig) -> Ranks | None:
+def _start_ranks(config: EngineConfig) -> Ranks | None:
     if config.parallel is None:
         return None
     if config.parallel.links is not None:
         return linked_ranks.LinkedRanks(config.parallel)
-    if config.parallel.join is None:
-        return rank_processes.RankProcesses(config, config.parallel)
-    return joined_ranks.JoinedRanks(checkpoint, config, config.parallel)
+    if config.parallel.is_spread:
+        raise ConfigError(
+            "ranks of other machines (--listen-ranks) are for `moeflow serve` and `moeflow batch`: use one of these, "
+            "or ranks of this machine"
+        )
+    return rank_processes.RankProcesses(config, config.parallel)
 
 
 def weight_memory(

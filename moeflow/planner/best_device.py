@@ -16,7 +16,7 @@ from moeflow.core.plan import Plan
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.choices.gpu_limits import check_on_cpu, why_not_automatic, why_too_short
-from moeflow.planner.choices.join_choice import choose_node_replicas
+from moeflow.planner.choices.join_choice import choose_node_replicas, explain_nodes
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.costs.routing_profile import RoutingProfile
 from moeflow.planner.decision import Decision
@@ -149,10 +149,14 @@ class BestDevice(msgspec.Struct, frozen=True, kw_only=True):
         )
         decision.is_hybrid = is_hybrid
         config = decision.config()
+        num_ranks = 1 if config.parallel is None else config.parallel.num_ranks
+        nodes = choose_node_replicas(settings, num_ranks)
+        if nodes is not None:
+            explain_nodes(nodes, num_ranks, decision.reasons)
         plan = replace(
             made_plan(config, self.settings, self.usage, decision.reasons),
             num_replicas=decision.num_replicas,
-            node_replicas=choose_node_replicas(settings),
+            node_replicas=nodes,
             memory_bytes=decision.memory_bytes,
         )
         machine = decision.host.machine

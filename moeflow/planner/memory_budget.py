@@ -108,8 +108,8 @@ class MemoryBudget:
 
     @property
     def num_here(self) -> int:
-        """Processes of this machine that compute: all ranks except the joining ones."""
-        return 1 if self._settings.listen_ranks is not None else self._num_ranks
+        """Processes of this machine that compute: one if ranks are spread over machines."""
+        return 1 if self._settings.is_spread else self._num_ranks
 
     @property
     def overhead_bytes(self) -> int:

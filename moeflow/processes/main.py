@@ -45,7 +45,7 @@ from moeflow.processes.lifeline import OrphanedError, tie_to_parent
 from moeflow.processes.pass_record import PassRecord
 
 with on_demand(__name__):
-    from moeflow.engine.ranks import linked_ranks
+    from moeflow.engine.ranks import linked_rank
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class EngineProcess:
         try:
             config = msgspec.msgpack.decode(self._socket.recv(), type=EngineConfig)
             if config.parallel is not None and config.parallel.links is not None and config.parallel.links.rank:
-                linked_ranks.compute_linked(config)
+                linked_rank.compute_linked(config)
                 return
             with closing(Engine.load(config, self._send_progress, self._note_pass)) as engine:
                 gc.freeze()  # loaded objects stay: searching them for garbage would delay passes and the end

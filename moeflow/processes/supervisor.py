@@ -30,7 +30,7 @@ from moeflow.core.errors import ConfigError, EngineError
 from moeflow.core.parallel_config import NodeReplicas
 from moeflow.engine.client import EngineState, ReplicaStatus
 from moeflow.kernels.on_demand import on_demand
-from moeflow.processes.cluster.ray_launcher import RayLauncher, ranks_order
+from moeflow.processes.cluster.ray_launcher import RayLauncher
 from moeflow.processes.continuation import Continuation, judge
 from moeflow.processes.deaths import Death
 from moeflow.processes.engine_host import LocalHost
@@ -72,13 +72,13 @@ class Supervisor:
     ) -> None:
         """Nothing is started before `load`. `starts` has one for each replica, for which `make_limits` is called.
 
-        `scheduler` configures that of each engine. `launcher` has started the ranks that join, or keepers of the
-        engines; it ends with the engines, and so do the `places` of keepers. `target` decides their number.
+        `scheduler` configures that of each engine. `launcher` has started keepers; it ends with the engines, and so do
+        the `places` of keepers. `target` decides their number.
         """
         self._make_limits = make_limits
         self._scheduler = scheduler
         self._first_start = starts[0]
-        is_alone = len(starts) == 1 and places is None
+        is_alone = len(starts) == 1 and (places is None or places.ranks.has_first_here)
         self._replicas = [
             self._make_replica("the engine" if is_alone else f"replica {number}", start)
             for number, start in enumerate(starts)
@@ -107,14 +107,14 @@ class Supervisor:
         on_progress: Progress | None = None,
         on_failure: Callable[[], None] | None = None,
     ) -> Supervisor:
-        """Start so many engines of one configuration and return once all are ready. With `nodes`, they are on other
-        machines, and only the first must be ready.
+        """Start so many engines of one configuration and return once all are ready. With `nodes`, their
+        processes are on other machines, and only the first must be ready.
 
         Each is started again at most `max_restarts` times within an hour. `on_progress` reports the loading of the
         first, `on_failure` is called when the last has died for good. `on_begun` gets the supervisor before engines
         load. `timeout_s` and errors: see `ProcessEngine.start` and `RayLauncher.start`.
         """
-        places, launcher = await _nodes_of(config, nodes)
+        places, launcher = (None, None) if nodes is None else await node_engines.start_places(config, nodes)
         num_replicas = num_replicas if nodes is None else nodes.number
         launch = LocalHost.launch if places is None else places.launch
         supervisor = cls(
@@ -177,7 +177,7 @@ class Supervisor:
         if self._end:
             raise EngineError(self._end)
         places, launcher = self._places, self._launcher
-        if places is None:
+        if places is None or places.ranks.has_first_here:
             raise ConfigError("the number of engines on one machine is fixed: start with --replicas and --ray-address")
         if num_replicas < 1:
             raise ConfigError("at least one replica must stay")
@@ -412,13 +412,3 @@ class Supervisor:
         for request in self._unfinished():
             request.outputs.put_nowait(None)
         self._queue.clear()
-
-
-async def _nodes_of(config: EngineConfig, nodes: NodeReplicas | None) -> tuple[EnginePlaces | None, RayLauncher | None]:
-    """Return the places of engines on other machines, and the launcher of these or of ranks there."""
-    if nodes is not None:
-        return await node_engines.start_places(config, nodes)
-    parallel = config.parallel
-    if parallel is None or parallel.join is None or parallel.join.ray is None:
-        return None, None
-    return None, await RayLauncher.start(parallel.join.ray.address, partial(ranks_order, parallel, config.num_threads))

@@ -254,9 +254,9 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
     listen_ranks: str | None = _device(
         "--listen-ranks",
         "text",
-        "[HOST:]PORT at which the other ranks join from other machines, with `moeflow join`. A port alone takes "
-        "only processes of this machine. With --replicas, engines of other machines join there.",
-        shown_default="ranks are processes of this machine",
+        "[HOST:]PORT at which other machines join, with `moeflow join`: each as a rank, or with --replicas as an "
+        "engine. A port alone takes only processes of this machine.",
+        shown_default="all processes are on this machine; with --ray-address, an address of this node",
     )
     cluster_token_file: Path | None = _device(
         "--cluster-token-file",
@@ -267,15 +267,16 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
     ray_address: str | None = _device(
         "--ray-address",
         "text",
-        "HOST:PORT of a Ray cluster that starts the other ranks on its nodes, and restarts them when they end. "
-        "auto: this machine's cluster. Ranks join at --listen-ranks. With --replicas, it starts the engines instead.",
-        shown_default="ranks of other machines are started there",
+        "HOST:PORT of a Ray cluster that starts the other ranks on its nodes, or with --replicas all engines. It "
+        "restarts them when they end. auto: this machine's cluster.",
+        shown_default="processes of other machines are started there",
         is_served_only=True,
     )
     ray_placement: str = _device(
         "--ray-placement",
         "choice",
-        "Where Ray starts ranks: each on a node of its own, or (spread) as far as there are nodes.",
+        "Nodes of an engine's ranks on a Ray cluster: one for each rank, or (spread) as many as there are, or (pack) "
+        "few.",
         default="strict-spread",
         choices=RAY_PLACEMENTS,
         is_served_only=True,
@@ -360,8 +361,12 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
     @property
     def num_replicas_here(self) -> int:
         """Engines on this machine; 1 if they are on others. Each of these is planned like this one."""
-        are_elsewhere = self.ray_address is not None or self.listen_ranks is not None
-        return 1 if are_elsewhere else self.num_replicas or 1
+        return 1 if self.is_spread else self.num_replicas or 1
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether engines, or all ranks after the first, are on other machines."""
+        return self.ray_address is not None or self.listen_ranks is not None
 
     def check_counts(self) -> None:
         """Check that numbers are at least 1, and that threads and processes are not absurdly many.

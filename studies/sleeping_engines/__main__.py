@@ -4,7 +4,7 @@
     python -m studies.sleeping_engines --replicas 16 --through ray
 
 Engines take real messages, but sleep instead of computing: many fit on this machine. Each has 8 requests in a pass, so
-its ideal speed is 8 tokens a pass. They are started by `moeflow join --replica`, or by Ray in a network namespace
+its ideal speed is 8 tokens a pass. They are started by `moeflow join`, or by Ray in a network namespace
 (needs root). More clients than places keep all busy.
 """
 
@@ -68,7 +68,7 @@ def joined(place: Place, number: int) -> Iterator[tuple[str, ...]]:
     port, token = 9241, place.folder / "token"
     token.write_text("ab" * 32)
     token.chmod(0o600)
-    join = (*COMMAND, "join", f"127.0.0.1:{port}", "--replica", "--threads", "1", "--cluster-token-file", str(token))
+    join = (*COMMAND, "join", f"127.0.0.1:{port}", "--threads", "1", "--cluster-token-file", str(token))
     with (place.folder / "join.log").open("w") as log:
         keepers = [place.popen(*join, stdout=log, stderr=log) for _ in range(number)]
         try:

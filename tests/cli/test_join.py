@@ -1,4 +1,4 @@
-"""The options of `moeflow join`; joining itself is tested with the engine's ranks."""
+"""The options of `moeflow join`; joining itself is tested with the keepers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from click.testing import CliRunner
 
 from moeflow.cli import lazy
 from moeflow.cli.main import main
-from moeflow.engine.ranks.join import JoinSettings
 from moeflow.parallel.tcp.cluster_token import default_token_file, ensure_token
+from moeflow.processes.nodes.join_settings import JoinSettings
 
 
 @pytest.fixture
 def joins(monkeypatch):
     """Stand in for joining: with which settings it is done."""
     calls: list[JoinSettings] = []
-    monkeypatch.setitem(vars(lazy), "join", lambda settings, on_news: calls.append(settings))
+    monkeypatch.setitem(vars(lazy), "keep_engines", lambda settings, on_news: calls.append(settings))
     monkeypatch.delenv("MOEFLOW_CPU_ISA", raising=False)
     return calls
 
@@ -47,14 +47,6 @@ def test_all_of_it_may_be_said(joins, tmp_path, monkeypatch):
             cache_dir=tmp_path / "cache",
         )
     ]
-
-
-def test_a_machine_may_run_a_whole_engine(joins, tmp_path, monkeypatch):
-    kept: list[JoinSettings] = []
-    monkeypatch.setitem(vars(lazy), "keep_engines", lambda settings, on_news: kept.append(settings))
-    token = ensure_token(default_token_file(tmp_path))
-    assert run("head.lan:9200", "--replica", "--cache-dir", str(tmp_path)).exit_code == 0
-    assert (joins, kept) == ([], [JoinSettings(host="head.lan", port=9200, token=token, cache_dir=tmp_path)])
 
 
 def test_what_is_missing_or_wrong_is_one_line(joins, tmp_path):

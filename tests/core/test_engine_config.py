@@ -31,7 +31,6 @@ NEEDED = {
 }
 MADE = {
     "experts.packed_weights_file",
-    "parallel.join.token_file",
     "prompt_cache.folder",
     "graph_file",
     "trace_file",

@@ -19,12 +19,13 @@ from typing import Any
 import pytest
 import torch
 
+from moeflow.core.address import Address
 from moeflow.core.errors import GroupError
 from moeflow.parallel.group import Group
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup, make_descriptor
 from moeflow.parallel.tcp.endpoint import Endpoint
 from moeflow.parallel.tcp.link import Link
-from moeflow.parallel.tcp.mesh import Address, Meeting, meet
+from moeflow.parallel.tcp.mesh import meet
 from moeflow.parallel.tcp.tcp_group import TcpGroup
 from tests.forked import forked_context
 
@@ -168,7 +169,7 @@ def _join(connection: Connection, *arguments: Any) -> Group:
 def _join_over_tcp(
     endpoint: Endpoint, arrivals: queue.Queue[Link], addresses: list[Address], timeout_s: float, rank: int
 ) -> Group:
-    links = meet(Meeting(b"group", rank), addresses, endpoint, {}, arrivals, PATIENCE_S)
+    links = meet(rank, addresses, endpoint, arrivals, PATIENCE_S)
     return TcpGroup(rank, links, timeout_s)
 
 

@@ -67,18 +67,19 @@ def test_ranks_that_join_have_their_own_threads_and_memory(model, tmp_path):
     asked = Settings(model=model, num_ranks=3, num_threads=4, cache_dir=tmp_path, max_num_seqs=10**5)
     here = resolve(asked, resources=machine()).config
     plan = resolve(dataclasses.replace(asked, listen_ranks="10.0.0.1:9200"), resources=machine()).plan
-    assert plan.config.parallel.join == JoinConfig(
-        host="10.0.0.1", port=9200, token_file=str(tmp_path / "cluster-token")
-    )
-    assert (here.parallel.join, here.num_threads, plan.config.num_threads) == (None, 1, 4)
+    join = JoinConfig(host="10.0.0.1", port=9200, token_file=str(tmp_path / "cluster-token"))
+    assert plan.node_replicas == NodeReplicas(number=1, most=1, join=join, has_first_here=True)
+    assert (here.parallel.is_spread, plan.config.parallel.is_spread) == (False, True)
+    assert (here.num_threads, plan.config.num_threads) == (1, 4)
     assert plan.config.kv_cache_bytes > 2.9 * here.kv_cache_bytes
-    assert dict(plan.reasons)["other ranks"] == f"join at 10.0.0.1:9200, with the token in {tmp_path / 'cluster-token'}"
+    how = f"`moeflow join 10.0.0.1:9200`, with the token in {tmp_path / 'cluster-token'}"
+    assert dict(plan.reasons)["other machines"] == f"a rank each, on 2 other machines that run {how}"
 
 
 @needs_extension
 def test_a_port_alone_listens_to_this_machine(model):
     asked = Settings(model=model, num_ranks=2, listen_ranks="9200", cluster_token_file=Path("/etc/token"))
-    join = resolve(asked, resources=machine()).config.parallel.join
+    join = resolve(asked, resources=machine()).plan.node_replicas.join
     assert join == JoinConfig(host="127.0.0.1", port=9200, token_file="/etc/token")
 
 
@@ -86,10 +87,10 @@ def test_a_port_alone_listens_to_this_machine(model):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"listen_ranks": "9200"}, r"no rank can join \(--listen-ranks\) an engine of one rank"),
-        ({"listen_ranks": "9200", "num_ranks": 1}, "no rank can join"),
+        ({"listen_ranks": "9200"}, r"other machines \(--listen-ranks\) have nothing to do for one engine of one rank"),
+        ({"listen_ranks": "9200", "num_ranks": 1}, "have nothing to do"),
         ({"listen_ranks": "here", "num_ranks": 2}, "'here' is no address: write HOST:PORT or PORT"),
-        ({"ray_address": "auto", "num_ranks": 2}, r"must reach the first one: .* \(--listen-ranks HOST:PORT\)"),
+        ({"ray_address": "auto"}, r"other machines \(--ray-address\) have nothing to do"),
         (
             {"ray_address": "auto", "num_ranks": 2, "listen_ranks": "9200", "is_served": False},
             "for `moeflow serve` and `moeflow batch` only",
@@ -100,7 +101,7 @@ def test_a_port_alone_listens_to_this_machine(model):
         ),
         ({"ray_address": "head", "num_ranks": 2, "listen_ranks": "9200"}, "'head' is no address: write HOST:PORT"),
         ({"ray_placement": "spread", "num_ranks": 2, "listen_ranks": "9200"}, r"set its address \(--ray-address\)"),
-        ({"ray_placement": "pack", "num_ranks": 2, "listen_ranks": "9200"}, "'pack' is unknown; use one of strict-spr"),
+        ({"ray_placement": "near", "num_ranks": 2, "listen_ranks": "9200"}, "'near' is unknown; use one of strict-spr"),
     ],
 )
 def test_where_nobody_can_join_is_refused(model, settings, complaint):
@@ -110,12 +111,18 @@ def test_where_nobody_can_join_is_refused(model, settings, complaint):
 
 @needs_extension
 def test_ray_starts_ranks_where_it_is_asked_to(model):
-    asked = Settings(model=model, num_ranks=2, listen_ranks="9200", ray_address="head:6379", is_served=True)
+    asked = Settings(model=model, num_ranks=2, ray_address="head:6379", is_served=True)
     plan = resolve(asked, resources=machine()).plan
-    assert plan.config.parallel.join.ray == RayConfig(address="head:6379", shares_nodes=False)
-    assert dict(plan.reasons)["other ranks"].endswith(", started by Ray (head:6379)")
-    spread = resolve(dataclasses.replace(asked, ray_placement="spread"), resources=machine()).config
-    assert spread.parallel.join.ray == RayConfig(address="head:6379", shares_nodes=True)
+    join = plan.node_replicas.join
+    assert (join.host, join.port, join.ray) == ("", 0, RayConfig(address="head:6379"))
+    where = "on 1 other machine that Ray finds (head:6379, strict-spread)"
+    assert dict(plan.reasons)["other machines"] == f"a rank each, {where}"
+    packed = dataclasses.replace(asked, ray_placement="pack", num_replicas=3)
+    plan = resolve(packed, resources=machine()).plan
+    assert plan.config.parallel.is_spread
+    assert (plan.node_replicas.number, plan.node_replicas.has_first_here) == (3, False)
+    where = "on 6 other machines that Ray finds (head:6379, pack); 3 engines of 2 ranks"
+    assert dict(plan.reasons)["other machines"] == f"a rank each, {where}"
 
 
 @needs_extension
@@ -125,6 +132,7 @@ def test_ray_starts_replicas_that_are_each_planned_like_one_engine(model, tmp_pa
     several = dataclasses.replace(asked, num_replicas=8, ray_address="auto")
     plan = resolve(several, resources=machine()).plan
     assert (plan.config, plan.num_replicas) == (one.config, 1)
+    assert dict(plan.reasons)["other machines"] == "an engine each, on 8 other machines that Ray finds (auto)"
     join = JoinConfig(host="", port=0, token_file=str(tmp_path / "cluster-token"), ray=RayConfig(address="auto"))
     assert plan.node_replicas == NodeReplicas(number=8, most=8, join=join)
     assert plan_from_json(plan_to_json(plan), "plan.json") == plan
@@ -137,7 +145,6 @@ def test_ray_starts_replicas_that_are_each_planned_like_one_engine(model, tmp_pa
     for more, complaint in (
         ({"max_replicas": 7}, "7 replicas at most .* are fewer than the least, 8"),
         ({"max_replicas": 9, "ray_address": None}, "changes .* on a Ray cluster only"),
-        ({"num_ranks": 2, "listen_ranks": "9200"}, "either ranks or replicas"),
     ):
         with pytest.raises(ConfigError, match=complaint):
             resolve(dataclasses.replace(several, **more), resources=machine())

@@ -105,9 +105,9 @@ def cluster(model: str | None, num_replicas: int, num_ranks: int) -> Iterator[tu
     with contextlib.ExitStack() as undo:
         token = Path(undo.enter_context(tempfile.TemporaryDirectory())) / "cluster-token"
         ensure_token(token)
-        number, kind = (num_ranks - 1, []) if num_ranks > 1 else (num_replicas, ["--replica"])
+        number = num_ranks - 1 if num_ranks > 1 else num_replicas
         threads = str(max((os.cpu_count() or 1) // max(num_replicas, num_ranks), 1))
-        nodes = Nodes(number, [*kind, "--threads", threads, "--cluster-token-file", str(token)])
+        nodes = Nodes(number, ["--threads", threads, "--cluster-token-file", str(token)])
         undo.callback(nodes.close)
         nodes.restore()
         parts = ["--ranks", str(num_ranks)] if num_ranks > 1 else ["--replicas", str(num_replicas)]

@@ -32,9 +32,7 @@ def role_of(process: psutil.Process) -> str:
     for word in words:
         if word in _MODULES:
             return _MODULES[word]
-    if "join" in words and any("moeflow" in word for word in words):
-        return "keeper" if "--replica" in words else "rank"
-    return ""
+    return "keeper" if "join" in words and any("moeflow" in word for word in words) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ def _joined(server: psutil.Process) -> list[psutil.Process]:
     connections = psutil.net_connections("tcp")
     ports = {it.laddr.port for it in connections if it.pid in own and it.status == "LISTEN"}
     pids = {it.pid for it in connections if it.pid and it.raddr and it.raddr.port in ports and it.pid not in own}
-    return [it for pid in pids if psutil.pid_exists(pid) and role_of(it := psutil.Process(pid)) in ("keeper", "rank")]
+    return [it for pid in pids if psutil.pid_exists(pid) and role_of(it := psutil.Process(pid)) == "keeper"]
 
 
 def kill(process: psutil.Process) -> None:

@@ -84,7 +84,7 @@ def policy_table(plan: Plan) -> Table:
     if plan.num_replicas > 1:
         rows.append(("replicas", f"{plan.num_replicas}", _why(plan, "replicas")))
     if plan.node_replicas is not None:
-        rows.append(("replicas", f"{plan.node_replicas.number}", "on nodes of the Ray cluster, each as planned here"))
+        rows.append(("replicas", f"{plan.node_replicas.number}", _why(plan, "other machines")))
     rows.append(("pipeline", plan.pipeline, _summary(plan.pipeline)))
     if why := dict(plan.reasons).get("pipelines tried", ""):
         rows.append(("configurations tried", why.partition(" ")[0], _why(plan, "pipelines tried")))

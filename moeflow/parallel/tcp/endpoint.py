@@ -353,16 +353,6 @@ def connect(host: str, port: int, token: bytes) -> Link:
         raise
 
 
-def local_host_of(link: Link) -> str:
-    """Return this machine's address in the network of a link's other end."""
-    address = _resolve(link.host, link.port)
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent
-        probe.connect((address, link.port))
-        host: str = probe.getsockname()[0]
-        return host
-
-
 def _resolve(host: str, port: int) -> str:
     """Return a numeric address. Raises: OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

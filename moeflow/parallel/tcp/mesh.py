@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -18,51 +18,37 @@ _MEETING: Final = "meeting"
 _PAUSE_S: Final = 0.1  # between two attempts to connect
 
 
-class Meeting(msgspec.Struct, frozen=True):
-    """What a rank says first to one before it."""
-
-    group_id: bytes
-    rank: int
-
-
 def meet(
-    meeting: Meeting,
-    addresses: Sequence[Address],
-    endpoint: Endpoint,
-    known: Mapping[int, Link],
-    arrivals: queue.Queue[Link],
-    timeout_s: float,
+    own: int, addresses: Sequence[Address], endpoint: Endpoint, arrivals: queue.Queue[Link], timeout_s: float
 ) -> dict[int, Link]:
-    """Return the links to all others, as the rank of `meeting`; `addresses` are where each listens.
+    """Return the links of rank `own` to all others, which listen at `addresses`.
 
-    `known` are links that `endpoint` has already; `arrivals` brings those of ranks that connect to it.
+    `arrivals` brings the links of ranks that connect to `endpoint`.
 
-    Raises: GroupError, ConfigError if not all are found in time; then new links are closed, and `known` are not.
+    Raises: GroupError if not all are found in time; then no link is left.
     """
-    links = dict(known)
+    links: dict[int, Link] = {}
     deadline_s = time.monotonic() + timeout_s
     try:
-        for rank in range(meeting.rank):
-            if rank not in links:
-                links[rank] = _visit(rank, addresses[rank], endpoint, meeting, deadline_s)
-        while missing := [rank for rank in range(len(addresses)) if rank != meeting.rank and rank not in links]:
+        for rank in range(own):
+            links[rank] = _visit(rank, addresses[rank], endpoint, own, deadline_s)
+        while missing := [rank for rank in range(own + 1, len(addresses)) if rank not in links]:
             try:
                 link = arrivals.get(timeout=max(deadline_s - time.monotonic(), 0))
             except queue.Empty:
                 who = ", ".join(f"{rank} ({format_address(*addresses[rank])})" for rank in missing)
                 raise GroupError(f"rank {who} did not connect within {timeout_s:g} s: {_REMEDY}") from None
-            _receive(link, meeting, missing, links)
+            _receive(link, missing, links)
     except BaseException:
-        for rank, link in links.items():
-            if rank not in known:
-                link.close()
+        for link in links.values():
+            link.close()
         raise
     for rank, link in links.items():
         link.peer = f"rank {rank} ({link.address})"
     return links
 
 
-def _visit(rank: int, address: Address, endpoint: Endpoint, meeting: Meeting, deadline_s: float) -> Link:
+def _visit(rank: int, address: Address, endpoint: Endpoint, own: int, deadline_s: float) -> Link:
     """Connect to a rank, which may not listen yet."""
     while True:
         try:
@@ -72,20 +58,19 @@ def _visit(rank: int, address: Address, endpoint: Endpoint, meeting: Meeting, de
                 raise GroupError(f"rank {rank} is not found: {error}; {_REMEDY}") from None
             time.sleep(_PAUSE_S)
         else:
-            link.send_message(_MEETING, msgspec.msgpack.encode(meeting))
+            link.send_message(_MEETING, msgspec.msgpack.encode(own))
             return link
 
 
-def _receive(link: Link, meeting: Meeting, missing: Sequence[int], links: dict[int, Link]) -> None:
-    """Add a link that has arrived, if it is one of this group's."""
+def _receive(link: Link, missing: Sequence[int], links: dict[int, Link]) -> None:
+    """Add a link that has arrived, if it is that of a missing rank."""
     try:
-        theirs = msgspec.msgpack.decode(link.receive_message(_MEETING, HANDSHAKE_S), type=Meeting)
+        rank = msgspec.msgpack.decode(link.receive_message(_MEETING, HANDSHAKE_S), type=int)
     except (GroupError, msgspec.DecodeError):
-        link.close()
-        return
-    if theirs.group_id == meeting.group_id and theirs.rank in missing and theirs.rank > meeting.rank:
-        links[theirs.rank] = link
-    else:  # of a group that was
+        rank = -1
+    if rank in missing:
+        links[rank] = link
+    else:
         link.close()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from moeflow.kernels.cpu import extension
 
@@ -33,6 +33,19 @@ def own_software() -> str:
 def own_processor() -> str:
     """Return the kind of processor."""
     return platform.machine()
+
+
+class OwnBits(NamedTuple):
+    """This process; see `Computing`."""
+
+    software: str
+    processor: str
+    cpu_isa: str
+
+    @classmethod
+    def of(cls, cpu_isa: str) -> OwnBits:
+        """Return versions and processor here; at most the instruction set `cpu_isa` is used."""
+        return cls(own_software(), own_processor(), extension.best_isa(cpu_isa))
 
 
 def why_bits_differ(theirs: Computing, own: Computing, who: str) -> str:

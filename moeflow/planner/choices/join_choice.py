@@ -1,13 +1,14 @@
-"""Where ranks, or engines, of other machines join, if there are any."""
+"""The engines, or ranks, of other machines, if there are any."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from moeflow.core.address import LOOPBACK, parse_address
+from moeflow.core.address import LOOPBACK, format_address, parse_address
 from moeflow.core.errors import ConfigError
 from moeflow.core.parallel_config import RAY_PLACEMENTS, JoinConfig, NodeReplicas, RayConfig
 from moeflow.kernels.on_demand import on_demand
+from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.settings.settings import Settings
 
 with on_demand(__name__):
@@ -16,54 +17,48 @@ with on_demand(__name__):
 _OWN_CLUSTER: Final = "auto"  # as Ray's own tools call it
 
 
-def choose_join(settings: Settings, num_ranks: int) -> JoinConfig | None:
-    """Return where the others of so many ranks join; None: all are processes of this machine.
+def choose_node_replicas(settings: Settings, num_ranks: int) -> NodeReplicas | None:
+    """Return the engines, of so many ranks each, that have processes on other machines; None: there are none.
 
-    Raises: ConfigError if there is but one rank, if there are several engines, if it is no address, or if Ray cannot
-    start them.
+    Raises: ConfigError.
     """
-    if settings.num_replicas is not None and (settings.ray_address or settings.listen_ranks):
-        if num_ranks > 1:
-            raise ConfigError("either ranks or replicas are on other machines: remove --replicas, or --ranks")
-        return None  # each replica is an engine of one process
-    ray = _choose_ray(settings)
-    if settings.listen_ranks is None:
-        if ray is not None:
-            raise ConfigError(
-                "Ray starts engines (--ray-address) as replicas: set their number (--replicas). Or it starts ranks, "
-                "which must reach the first one: set their number (--ranks) and its address (--listen-ranks HOST:PORT)"
-            )
-        return None
-    if num_ranks == 1:
-        raise ConfigError(
-            "no rank can join (--listen-ranks) an engine of one rank: set the number of ranks, this one included "
-            "(--ranks, or --stages)"
-        )
-    host, port = parse_address(settings.listen_ranks, default_host=LOOPBACK)
-    return JoinConfig(host=host, port=port, token_file=_token_file(settings), ray=ray)
-
-
-def choose_node_replicas(settings: Settings) -> NodeReplicas | None:
-    """Return the engines of other machines; None: all are processes of this one. Raises: ConfigError."""
     number, ray = settings.num_replicas, _choose_ray(settings)
     if settings.max_replicas is not None and (number is None or ray is None):
         raise ConfigError(
             "the number of replicas changes (--max-replicas) on a Ray cluster only: set --replicas, --ray-address"
         )
-    if number is None or (ray is None and settings.listen_ranks is None):
+    if not settings.is_spread:
         return None
-    most = settings.max_replicas or number
-    if most < number:
+    if number is None and num_ranks == 1:
+        by = "--listen-ranks" if ray is None else "--ray-address"
+        raise ConfigError(
+            f"other machines ({by}) have nothing to do for one engine of one rank: set the number of ranks (--ranks, "
+            "or --stages), this machine's included. Or set the number of engines (--replicas)"
+        )
+    most = settings.max_replicas or number or 1
+    if most < (number or 1):
         raise ConfigError(f"{most} replicas at most (--max-replicas) are fewer than the least, {number} (--replicas)")
     host, port = "", 0
     if settings.listen_ranks is not None:
         host, port = parse_address(settings.listen_ranks, default_host=LOOPBACK)
-    join = JoinConfig(host=host, port=port, token_file=_token_file(settings), ray=ray)
-    return NodeReplicas(number=number, most=most, join=join)
+    token_file = settings.cluster_token_file or cluster_token.default_token_file(settings.cache_dir)
+    join = JoinConfig(host=host, port=port, token_file=str(token_file.absolute()), ray=ray)
+    return NodeReplicas(number=number or 1, most=most, join=join, has_first_here=number is None)
 
 
-def _token_file(settings: Settings) -> str:
-    return str((settings.cluster_token_file or cluster_token.default_token_file(settings.cache_dir)).absolute())
+def explain_nodes(nodes: NodeReplicas, num_ranks: int, reasons: Reasons) -> None:
+    """Add where processes on other machines are, and how they start."""
+    join = nodes.join
+    number = num_ranks - 1 if nodes.has_first_here else nodes.number * num_ranks
+    machines = "1 other machine" if number == 1 else f"{number} other machines"
+    if join.ray is None:
+        how = f"that run `moeflow join {format_address(join.host, join.port)}`, with the token in {join.token_file}"
+    else:
+        placement = f", {join.ray.placement}" if num_ranks > 1 else ""
+        how = f"that Ray finds ({join.ray.address}{placement})"
+    what = "a rank each" if num_ranks > 1 else "an engine each"
+    of_each = f"; {nodes.number} engines of {num_ranks} ranks" if num_ranks > 1 and not nodes.has_first_here else ""
+    reasons.append(("other machines", f"{what}, on {machines} {how}{of_each}"))
 
 
 def _choose_ray(settings: Settings) -> RayConfig | None:
@@ -72,7 +67,7 @@ def _choose_ray(settings: Settings) -> RayConfig | None:
     if placement not in RAY_PLACEMENTS:
         raise ConfigError(f"ray_placement {placement!r} is unknown; use one of {', '.join(RAY_PLACEMENTS)}")
     if address is None:
-        if placement != "strict-spread":
+        if placement != RAY_PLACEMENTS[0]:
             raise ConfigError("--ray-placement needs a Ray cluster: set its address (--ray-address)")
         return None
     if not settings.is_served:
@@ -84,4 +79,4 @@ def _choose_ray(settings: Settings) -> RayConfig | None:
         )
     if address != _OWN_CLUSTER:
         parse_address(address)
-    return RayConfig(address=address, shares_nodes=placement == "spread")
+    return RayConfig(address=address, placement=placement)

@@ -8,7 +8,6 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from moeflow.core.address import format_address
 from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import (
@@ -22,7 +21,6 @@ from moeflow.kernels.on_demand import on_demand
 from moeflow.parallel.blocks import band_blocks, even_blocks, head_blocks, with_kv_heads_of
 from moeflow.parallel.placement.layouts import ADDED_LAYOUTS, LAYOUTS
 from moeflow.parallel.stages import layers_of
-from moeflow.planner.choices.join_choice import choose_join
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.choices.rank_limits import why_not_shared
 from moeflow.planner.choices.stage_choice import choose_stages, num_stages
@@ -59,14 +57,14 @@ def possible_ranks(settings: Settings, costs: ModelCosts) -> list[ParallelConfig
     shape, number = costs.shape, count_ranks(settings)
     if number > 1 and settings.device not in ("cpu", "auto"):
         return device_ranks.possible_device_ranks(settings, costs)
-    join, stages = choose_join(settings, number), choose_stages(settings, costs)
+    stages = choose_stages(settings, costs)
     LAYOUTS.get(settings.expert_layout)  # raises where packages have one name for several
     experts = _layouts("expert_layout", settings.expert_layout, EXPERT_LAYOUTS, ADDED_LAYOUTS)
     attention = _layouts("attention_layout", settings.attention_layout, ATTENTION_LAYOUTS)
     placement, *_ = _layouts("expert_placement", settings.expert_placement, ("load", "index"))
     if number == (1 if stages is None else len(stages.num_layers)):
         _refuse_layouts(settings)
-        return [] if stages is None else [ParallelConfig(num_ranks=number, stages=stages, join=join)]
+        return [] if stages is None else [ParallelConfig(num_ranks=number, stages=stages, is_spread=settings.is_spread)]
     if not shape.routing.num_experts:
         _refuse_layouts_of_experts(settings)
         experts = experts[:1]
@@ -79,7 +77,7 @@ def possible_ranks(settings: Settings, costs: ModelCosts) -> list[ParallelConfig
             attention_layout=attention_layout,
             moves_experts=placement == "load",
             num_redundant_experts=settings.num_redundant_experts or 0,
-            join=join,
+            is_spread=settings.is_spread,
         )
         why_not = _why_not(parallel, settings, shape)
         (refused.append(why_not) if why_not else found.append(parallel))
@@ -109,10 +107,6 @@ def explain_ranks(parallel: ParallelConfig, shape: ModelConfig, reasons: Reasons
         text = "; ".join(_shared_parts(parallel, shape, even_blocks if on_devices else band_blocks))
         whose = "" if parallel.stages is None else f", {number} a stage"
         reasons.append(("ranks", f"{parallel.num_ranks}{whose}: each has {text}"))
-    if parallel.join is not None:
-        at = format_address(parallel.join.host, parallel.join.port)
-        by = "" if parallel.join.ray is None else f", started by Ray ({parallel.join.ray.address})"
-        reasons.append(("other ranks", f"join at {at}, with the token in {parallel.join.token_file}{by}"))
 
 
 def _shared_parts(
@@ -149,7 +143,7 @@ class RankMemory(msgspec.Struct, frozen=True):
     """What ranks hold of a model."""
 
     weight_bytes: tuple[int, ...]  # by rank
-    is_spread: bool  # over machines: all but the first rank join
+    is_spread: bool  # over machines
     kv_shapes: tuple[ModelConfig, ...]  # by rank: models whose keys and values it has of the model
 
     @classmethod
@@ -161,13 +155,13 @@ class RankMemory(msgspec.Struct, frozen=True):
         ranks = range(parallel.num_ranks)
         return cls(
             tuple(round(costs.bytes_of(shares)) for shares in RankShares.of_all(shape, parallel)),
-            parallel.join is not None,
+            parallel.is_spread,
             tuple(_kept_of(shape, parallel, rank) for rank in ranks),
         )
 
     @property
     def here(self) -> Sequence[int]:
-        """The weights of each rank on this machine; where others join, as many as any of them has."""
+        """The weights of each rank on this machine; if ranks are spread, as many as any of them has."""
         return [max(self.weight_bytes)] if self.is_spread else self.weight_bytes
 
     @property

@@ -35,7 +35,7 @@ def choose_importance_file(settings: Settings, checkpoint: Checkpoint, weights: 
 
     Ranks on other machines may know something else, and all are to round alike.
     """
-    if weights.mix is None or settings.listen_ranks or settings.ray_address:
+    if weights.mix is None or settings.is_spread:
         return ""
     file = known_importance_file(checkpoint, settings.cache_dir)
     known = "known from text" if file else "not known: `moeflow pack` learns it"

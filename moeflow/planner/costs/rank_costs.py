@@ -45,15 +45,15 @@ class Sharing:
 
     @property
     def num_here(self) -> int:
-        """Ranks of an engine on this machine: all, unless the others join from elsewhere."""
-        return 1 if self.parallel is None or self.parallel.join is not None else self.parallel.num_ranks
+        """Ranks of an engine on this machine: all, unless they are spread over machines."""
+        return 1 if self.parallel is None or self.parallel.is_spread else self.parallel.num_ranks
 
     def level(self, level: MemoryLevel) -> MemoryLevel:
         """Return a process's part of a level while all others work."""
         return divided(level, self.num_here * self.num_replicas)
 
     def weight_bytes(self, costs: ModelCosts) -> float:
-        """Return an engine's bytes of weights here; with joined ranks, the most of any rank."""
+        """Return an engine's bytes of weights here; with spread ranks, the most of any rank."""
         if self.parallel is None:
             return costs.model_bytes
         of_ranks = [costs.bytes_of(shares) for shares in RankShares.of_all(costs.shape, self.parallel)]
@@ -71,8 +71,8 @@ ALONE: Final = Sharing()
 
 
 def link_of(machine: Machine, parallel: ParallelConfig) -> Link:
-    """Return the link between ranks: of this machine, or to joined ranks; assumed if it was not measured."""
-    target = RANK if parallel.join is None else REMOTE_RANK
+    """Return the link between ranks: of this machine, or between machines; assumed if it was not measured."""
+    target = REMOTE_RANK if parallel.is_spread else RANK
     return next((link for link in machine.links if (link.source, link.target) == (RANK, target)), assumed_link(target))
 
 
@@ -143,7 +143,7 @@ class RankedLayers(msgspec.Struct, frozen=True, dict=True):
             SLICED if parallel.has_slices else WHOLE, parallel.attention_layout
         )
         number = (2 if parallel.has_slices else 1) + (2 if self._is_cut else 0)
-        here = link_of(self.machine, replace(parallel, join=None))
+        here = link_of(self.machine, replace(parallel, is_spread=False))
         return max(measured_s - number * here.seconds(_SMALL), 0.0)
 
     def _attention_exchanges_s(self, num_tokens: float) -> float:

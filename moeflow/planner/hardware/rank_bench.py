@@ -39,7 +39,7 @@ from moeflow.parallel.group import Group
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup, make_descriptor
 from moeflow.parallel.tcp.endpoint import Endpoint
 from moeflow.parallel.tcp.link import Link as GroupLink
-from moeflow.parallel.tcp.mesh import Meeting, meet
+from moeflow.parallel.tcp.mesh import meet
 from moeflow.parallel.tcp.tcp_group import TcpGroup
 from moeflow.planner.costs.roofline import processor_of
 from moeflow.planner.hardware.call_times import usual_s
@@ -185,7 +185,7 @@ def _tcp_group(group: Group) -> Iterator[TcpGroup]:
     with closing(Endpoint(token)) as endpoint:
         port = endpoint.listen(LOOPBACK, 0, arrivals.put)
         addresses = [(LOOPBACK, int(each)) for each in group.all_gather("ports", torch.tensor([port]))]
-        links = meet(Meeting(b"measurement", group.rank), addresses, endpoint, {}, arrivals, TIMEOUT_S)
+        links = meet(group.rank, addresses, endpoint, arrivals, TIMEOUT_S)
         yield TcpGroup(group.rank, links, TIMEOUT_S)
         group.barrier("measured")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Final
 
 from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import RAM
@@ -17,7 +16,6 @@ from moeflow.core.parallel_config import (
     ATTENTION_LAYOUTS,
     EXPERT_LAYOUTS,
     WHOLE,
-    JoinConfig,
     ParallelConfig,
 )
 from moeflow.core.plan import Sensitivity
@@ -26,8 +24,6 @@ from moeflow.planner.choices.refused_settings import RANKS, why_refused
 from moeflow.planner.costs.cost_model import CostModel
 from moeflow.planner.costs.rank_costs import Sharing
 from moeflow.planner.search.objective import Objective
-
-SOMEWHERE: Final = JoinConfig(host="", port=0, token_file="")  # any other machine
 
 Cost = Callable[[CostModel, Objective], float]  # of an engine's token, or of its step
 
@@ -57,7 +53,7 @@ def scaling_helps(cost: Cost, model: CostModel, objective: Objective) -> tuple[S
 
 def _engines(change: _Change, objective: Objective) -> int:
     """Return the number of machines if their engines share nothing: it multiplies the throughput."""
-    shares_nothing = all(it.parallel is None or it.parallel.join is None for it in change.sharings)
+    shares_nothing = all(it.parallel is None or not it.parallel.is_spread for it in change.sharings)
     return change.num_machines if shares_nothing and objective.goal != "latency" else 1
 
 
@@ -78,20 +74,20 @@ def _changes(model: CostModel) -> Iterator[_Change]:
     sharing = model.sharing
     parallel, number = sharing.parallel, sharing.num_replicas
     ranks = 1 if parallel is None else parallel.num_ranks
-    is_joined = parallel is not None and parallel.join is not None
-    twice = tuple(replace(sharing, parallel=it) for it in rank_ways(model, 2 * ranks, joined=is_joined))
-    if is_joined:
+    is_spread = parallel is not None and parallel.is_spread
+    twice = tuple(replace(sharing, parallel=it) for it in rank_ways(model, 2 * ranks, is_spread=is_spread))
+    if is_spread:
         yield _Change(f"twice the ranks (--ranks {2 * ranks}), a machine each", twice)
         return
     yield _Change(f"{2 * ranks} ranks on this machine (--ranks {2 * ranks})", twice)
     if number == 1 and ranks == 1:
-        joined = tuple(replace(sharing, parallel=it) for it in rank_ways(model, 2, joined=True))
-        yield _Change("a second such machine, as a rank (--listen-ranks)", joined, 2)
+        spread = tuple(replace(sharing, parallel=it) for it in rank_ways(model, 2, is_spread=True))
+        yield _Change("a second such machine, as a rank (--listen-ranks)", spread, 2)
     yield _Change(f"an engine more (--replicas {number + 1})", (replace(sharing, num_replicas=number + 1),))
     yield _Change("a second such machine, which serves on its own", (sharing,), 2)
 
 
-def rank_ways(model: CostModel, number: int, *, joined: bool) -> Iterator[ParallelConfig]:
+def rank_ways(model: CostModel, number: int, *, is_spread: bool) -> Iterator[ParallelConfig]:
     """Yield the ways to share the model among so many ranks."""
     shape, now = model.costs.shape, model.sharing.parallel or ParallelConfig(num_ranks=number)
     if why_refused(shape, RANKS):
@@ -105,7 +101,7 @@ def rank_ways(model: CostModel, number: int, *, joined: bool) -> Iterator[Parall
             expert_layout=experts,
             attention_layout=attention,
             num_redundant_experts=now.num_redundant_experts if experts == WHOLE else 0,
-            join=SOMEWHERE if joined else None,
+            is_spread=is_spread,
         )
         if not why_not_shared(made, shape):
             yield made

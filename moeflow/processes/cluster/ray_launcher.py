@@ -13,33 +13,29 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from moeflow.core.address import EVERYWHERE
 from moeflow.core.errors import CapacityError, ConfigError, EngineError
-from moeflow.core.parallel_config import ParallelConfig
 from moeflow.core.truncated_repr import truncated
 from moeflow.parallel.child_processes import EXIT_GRACE_S
-from moeflow.parallel.tcp.cluster_token import ensure_token
 from moeflow.processes.cluster.ray_messages import (
     Connect,
     Connected,
+    KeeperRefused,
     LaunchOrder,
     LaunchReport,
     More,
+    NodeLost,
     Placed,
-    RankOrder,
-    RankProgress,
-    RankRefused,
+    Progress,
     Unplaced,
 )
 
 logger = logging.getLogger(__name__)
 
-PLACEMENT_S = 60.0  # for the cluster to have resources for all ranks
+PLACEMENT_S = 60.0  # for the cluster to have resources for the ranks of an engine that begins here
 _FIRST_PAUSE_S: Final = 1.0  # before Ray is looked for again; each pause twice as long as the one before
 _MAX_PAUSE_S: Final = 60.0
 _MAIN: Final = (
@@ -50,11 +46,14 @@ OrderAt = Callable[[str], LaunchOrder]
 
 
 class RayLauncher:
-    """The ranks, or the engines, of a server on a Ray cluster. Make one with `start`, end it with `close`."""
+    """The keepers of a server on a Ray cluster. Make one with `start`, end it with `close`."""
 
-    def __init__(self, address: str, order_at: OrderAt) -> None:
-        """Nothing is started yet. `order_at` returns the order for this machine's address in the cluster."""
+    def __init__(self, address: str, order_at: OrderAt, on_node_lost: Callable[[str], None]) -> None:
+        """Nothing is started yet. `order_at` returns the order for this machine's address in the cluster.
+        `on_node_lost` gets the address of a node that Ray has lost.
+        """
         self._address = address
+        self._on_node_lost = on_node_lost
         self._order_at = order_at
         self._process: asyncio.subprocess.Process | None = None
         self._has_order = False  # that process
@@ -66,14 +65,14 @@ class RayLauncher:
         self._refusal: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @classmethod
-    async def start(cls, address: str, order_at: OrderAt) -> RayLauncher:
-        """Have Ray start processes, and return once each has a node, or at once if they are engines.
+    async def start(cls, address: str, order_at: OrderAt, on_node_lost: Callable[[str], None]) -> RayLauncher:
+        """Have Ray start keepers, and return once each rank has a node, or at once if they are for engines.
 
         Raises: ConfigError if there is no Ray, CapacityError if its cluster has too few nodes, EngineError if it fails.
         """
         if importlib.util.find_spec("ray") is None:
             raise ConfigError("a Ray cluster (--ray-address) needs Ray: run `pip install 'moeflow[ray]'`")
-        launcher = cls(address, order_at)
+        launcher = cls(address, order_at, on_node_lost)
         try:
             await launcher._launch()
         except BaseException:
@@ -83,9 +82,7 @@ class RayLauncher:
         return launcher
 
     async def unless_refused(self, start: Coroutine[Any, Any, None]) -> None:
-        """Await the start of an engine. Raises: as that; ConfigError if a rank can never be one as it is set up, or
-        no node can have an engine.
-        """
+        """Await the start of an engine. Raises: as that; ConfigError if no node can have an engine, or a rank."""
         starting = asyncio.create_task(start)
         try:
             await asyncio.wait((starting, self._refusal), return_when=asyncio.FIRST_COMPLETED)
@@ -104,7 +101,7 @@ class RayLauncher:
             self._process.stdin.write(msgspec.json.encode(More(number)) + b"\n")
 
     async def close(self) -> None:
-        """End the ranks, and the process that speaks to Ray. Blocks: for a moment, some seconds if it hangs."""
+        """End the keepers, and the process that speaks to Ray. Blocks: for a moment, some seconds if it hangs."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
@@ -139,7 +136,7 @@ class RayLauncher:
         while (report := await self._next_report(self._process)) is not None:
             if isinstance(report, Connected):
                 order = self._order_at(report.own_address)
-                self._num_needed = order.num_ranks if order.rank.keeps_engine else 1
+                self._num_needed = 1 if order.has_first_here else order.num_engines
                 self._process.stdin.write(msgspec.json.encode(order) + b"\n")
                 self._has_order = True
             elif isinstance(report, Placed):
@@ -152,13 +149,16 @@ class RayLauncher:
         raise EngineError(f"Ray failed: {self._last_words()}")
 
     async def _keep(self) -> None:
-        """Log what becomes of the ranks; when Ray is gone, look for it until it is back."""
+        """Log what becomes of the keepers; when Ray is gone, look for it until it is back."""
         while True:
             assert self._process is not None
             while (report := await self._next_report(self._process)) is not None:
                 self._take(report)
             why = self._last_words()
-            logger.error("Ray is gone; serving continues, but no rank is restarted until Ray is back (%s)", why)
+            logger.error(
+                "Ray is gone; serving continues, but no engine or rank moves to another node until Ray is back (%s)",
+                why,
+            )
             await self._relaunch()
             logger.warning("Ray is back")
 
@@ -176,9 +176,11 @@ class RayLauncher:
                 return
 
     def _take(self, report: LaunchReport) -> None:
-        if isinstance(report, RankProgress):
+        if isinstance(report, Progress):
             logger.warning("%s", report.text)
-        elif isinstance(report, RankRefused):
+        elif isinstance(report, NodeLost):
+            self._on_node_lost(report.address)
+        elif isinstance(report, KeeperRefused):
             logger.error("%s", report.reason)
             self._refused.add(report.number)
             if len(self._refused) >= self._num_needed and not self._refusal.done():
@@ -205,13 +207,3 @@ class RayLauncher:
             if text := line.decode(errors="replace").strip():
                 self._words.append(text)
                 logger.debug("Ray: %s", text)
-
-
-def ranks_order(config: ParallelConfig, num_threads: int, own_address: str) -> LaunchOrder:
-    """Return the order for ranks that join. Raises: ConfigError if there is no token, and none can be made."""
-    join = config.join
-    assert join is not None
-    assert join.ray is not None, "Ray starts them"
-    host = own_address if join.host in EVERYWHERE else join.host
-    rank = RankOrder(host, join.port, ensure_token(Path(join.token_file)).hex(), num_threads)
-    return LaunchOrder(config.num_ranks - 1, join.ray.shares_nodes, PLACEMENT_S, rank)

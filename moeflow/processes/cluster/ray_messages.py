@@ -1,7 +1,7 @@
-"""Messages between the processes that start ranks or engines by Ray: lines of JSON on their pipes, text to Ray itself.
+"""Messages between the processes that start keepers by Ray: lines of JSON on their pipes, text to Ray itself.
 
 The server's process -> `Connect` -> the process that speaks to Ray, <- `Connected`; `LaunchOrder` -> (Ray)
-`RankOrder` -> a process on a node; back come `RankNews` and a `RankEnd`, and of all together `LaunchReport`s.
+`KeeperOrder` -> a keeper on a node; back come `KeeperNews` and a `KeeperEnd`, and of all together `LaunchReport`s.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ class Connected(msgspec.Struct, frozen=True, tag="connected"):
     own_address: str  # of this machine, as its other nodes know it
 
 
-class RankOrder(msgspec.Struct, frozen=True):
-    """What a process on a node joins."""
+class KeeperOrder(msgspec.Struct, frozen=True):
+    """The server of a keeper."""
 
-    host: str  # of the first rank, or of the server
+    host: str
     port: int
     token: str  # the cluster's, in hexadecimal digits
     num_threads: int
-    keeps_engine: bool = False  # of a server; else it is a rank
+    group: str = ""  # keepers of an engine's ranks have the same
 
 
-class RankNews(msgspec.Struct, frozen=True, tag="news"):
-    """Its end, in words."""
+class KeeperNews(msgspec.Struct, frozen=True, tag="news"):
+    """A change, in words."""
 
     text: str
 
 
-class RankEnd(msgspec.Struct, frozen=True, tag="end"):
+class KeeperEnd(msgspec.Struct, frozen=True, tag="end"):
     """Why it has ended."""
 
     reason: str
@@ -47,12 +47,14 @@ class RankEnd(msgspec.Struct, frozen=True, tag="end"):
 
 
 class LaunchOrder(msgspec.Struct, frozen=True):
-    """The number of ranks to start, their places, and the engine to join."""
+    """The number of keepers to start, and their places."""
 
-    num_ranks: int  # the first one not counted; or engines
-    shares_nodes: bool
-    deadline_s: float  # for nodes to be available for all of them
-    rank: RankOrder
+    num_engines: int
+    num_keepers: int  # of each engine: its ranks on nodes
+    placement: str  # of these; see `RAY_PLACEMENTS`
+    has_first_here: bool  # the first rank of the only engine is on this node, and it cannot start without the others
+    deadline_s: float  # in which the cluster must have places for these
+    keeper: KeeperOrder
 
 
 class More(msgspec.Struct, frozen=True):
@@ -62,30 +64,36 @@ class More(msgspec.Struct, frozen=True):
 
 
 class Placed(msgspec.Struct, frozen=True, tag="placed"):
-    """Every rank has a node."""
+    """Each rank has a node. Engines may wait for theirs."""
 
-    nodes: list[str]
+    nodes: list[str]  # of ranks
 
 
 class Unplaced(msgspec.Struct, frozen=True, tag="unplaced"):
-    """No rank is started."""
+    """No keeper is started."""
 
     reason: str
     lacks_nodes: bool = False  # what the cluster has does not suffice; else it is a setting that has to change
 
 
-class RankProgress(msgspec.Struct, frozen=True, tag="progress"):
+class NodeLost(msgspec.Struct, frozen=True, tag="lost"):
+    """Ray has lost a node."""
+
+    address: str
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
     """A message for the log."""
 
     text: str
 
 
-class RankRefused(msgspec.Struct, frozen=True, tag="refused"):
-    """A rank cannot be one as it is set up."""
+class KeeperRefused(msgspec.Struct, frozen=True, tag="refused"):
+    """A node cannot have an engine or a rank as it is set up."""
 
     reason: str
     number: int = 0  # of the rank, or of the engine that a node cannot have
 
 
-RankMessage = RankNews | RankEnd
-LaunchReport = Connected | Placed | Unplaced | RankProgress | RankRefused
+KeeperMessage = KeeperNews | KeeperEnd
+LaunchReport = Connected | Placed | Unplaced | Progress | KeeperRefused | NodeLost

@@ -64,7 +64,7 @@ class EnginePlaces:
         """Nothing listens yet. `objection` returns why an offer cannot be used; empty: it can. `awaited` names the
         resources of a place, for the log. `ranks` are those of each engine.
         """
-        self._ranks = ranks or RankPlaces()
+        self.ranks = ranks or RankPlaces()
         self._keys = CurveKeys.of(token)
         self._fingerprint = fingerprint
         self._objection = objection
@@ -129,9 +129,9 @@ class EnginePlaces:
         Waits: until there are as many. Raises: as `LocalHost.launch`.
         """
         hosts = self._start(self._free_group()) or await self._wait_for_places()
-        if self._ranks.number == 1:
+        if self.ranks.number == 1:
             return hosts[0]
-        if not self._ranks.has_first_here:
+        if not self.ranks.has_first_here:
             return RanksHost(hosts, [[host.address for host in hosts]] * len(hosts))
         try:
             first = await LocalHost.launch(max_num_seqs)
@@ -175,6 +175,12 @@ class EnginePlaces:
         self._num_excess = 0
         return self._num_keepers
 
+    def lose(self, host: str) -> None:
+        """Take a machine for gone as soon as it is silent, as it is lost according to Ray."""
+        for place in self._places.values():
+            if place.offer.rank_address[0] == host:
+                place.is_lost = True
+
     def say(self, identity: bytes, message: ToKeeper, *payload: bytes) -> None:
         """Send a message to a keeper. Never waits."""
         self._socket.send_multipart([identity, self._encoder.encode(message), *payload])
@@ -186,7 +192,7 @@ class EnginePlaces:
             if place.is_free:
                 group = groups.setdefault(place.offer.group, [])
                 group.append(place)
-                if len(group) == self._ranks.number - self._ranks.has_first_here:
+                if len(group) == self.ranks.num_keepers:
                     return group
         return []
 
@@ -272,7 +278,7 @@ class EnginePlaces:
                 running = place.host if place.host is not None and place.host.is_running else None
                 alive = Alive(0, 0) if running is None else Alive(running.life, running.num_sent)
                 self.say(place.identity, alive)
-                if place.silence.duration_s > GONE_S:
+                if place.silence.duration_s > (SILENT_S if place.is_lost else GONE_S):
                     logger.error("%s is gone: silent for %.0f s", place.name, place.silence.duration_s)
                     del self._places[place.identity]
                     if place.host is not None:
@@ -287,7 +293,7 @@ class EnginePlaces:
             self._waiting_since_s = None
             number, at = len(self._waiting), format_address(self.host, self.port)
             engines = "1 engine waits" if number == 1 else f"{number} engines wait"
-            places = "a place" if self._ranks.number == 1 else f"places of {self._ranks.number} ranks"
+            places = "a place" if self.ranks.number == 1 else f"places of {self.ranks.number} ranks"
             text = "%s for %s: %s for each, on nodes that reach this server at %s"
             logger.warning(text, engines, places, self._awaited, at)
 
@@ -298,6 +304,11 @@ class RankPlaces(msgspec.Struct, frozen=True):
     number: int = 1
     has_first_here: bool = False  # the first rank is a process of this machine; else each has a keeper
 
+    @property
+    def num_keepers(self) -> int:
+        """Of each engine."""
+        return self.number - self.has_first_here
+
 
 class _Place:
     """A keeper, and the engine there."""
@@ -307,6 +318,7 @@ class _Place:
         self.offer = offer
         self.name = offer.host
         self.silence = Silence()
+        self.is_lost = False  # according to Ray, which may have lost only its own processes there
         self.host: FarHost | None = None  # None: it is free
 
     @property

@@ -17,18 +17,16 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from moeflow.checkpoint.identity import fingerprint_of
 from moeflow.core.address import format_address
 from moeflow.core.engine_config import EngineConfig
-from moeflow.core.errors import CapacityError, CheckpointError, ConfigError, HubError, MoeflowError
+from moeflow.core.errors import ConfigError, MoeflowError
 from moeflow.core.first_signal import on_first_signal
-from moeflow.engine.ranks.join import JoinSettings, LeftError, own_config
-from moeflow.engine.ranks.own_model import OnStep, bring_own_model, find_own_model, in_tenths
-from moeflow.kernels.cpu import extension
+from moeflow.engine.ranks.own_model import in_tenths
 from moeflow.parallel.tcp.curve_keys import CurveKeys
-from moeflow.parallel.tcp.same_bits import own_processor, own_software
+from moeflow.parallel.tcp.same_bits import OwnBits
 from moeflow.planner.hardware.host import host_resources
 from moeflow.processes.engine_host import LAST_WORDS_S, LocalHost
+from moeflow.processes.nodes.join_settings import JoinSettings, LeftError, checked_config
 from moeflow.processes.nodes.messages import (
     BEAT_S,
     GONE_S,
@@ -163,13 +161,13 @@ class Keeper:
             await asyncio.sleep(BEAT_S)
 
     def _offer(self) -> Offer:
-        settings = self._settings
+        settings, own = self._settings, OwnBits.of(self._settings.cpu_isa)
         return Offer(
             host=socket.gethostname(),
-            software=own_software(),
-            processor=own_processor(),
-            cpu_isa=extension.best_isa(settings.cpu_isa),
-            num_threads=settings.num_threads or host_resources().num_cores,
+            software=own.software,
+            processor=own.processor,
+            cpu_isa=own.cpu_isa,
+            num_threads=settings.threads,
             available_bytes=host_resources().available_bytes,
             group=settings.group,
             rank_address=self._port.address,
@@ -203,7 +201,7 @@ class Keeper:
                 self._engine.take(payload[0])
 
     async def _keep(self, engine: _KeptEngine) -> None:
-        self._on_news("an engine starts")
+        self._on_news("an engine, or a rank of one, starts")
         try:
             with self._computing():  # at its end, an orphan ends at once
                 ended = await self._run(engine)
@@ -326,24 +324,3 @@ def run_keeper(settings: JoinSettings, on_news: OnNews, computing: Computing = n
 
     asyncio.run(run())
     raise AssertionError
-
-
-def checked_config(config: EngineConfig, fingerprint: str, settings: JoinSettings, on_step: OnStep) -> EngineConfig:
-    """Return the server's configuration with this machine's paths and threads, after bringing its model here.
-
-    `on_step` gets the progress, and may raise to stop it. Blocks: on the network and the disk, perhaps for long.
-    Raises: CheckpointError if there is no such checkpoint; ConfigError if it is another one; HubError, CapacityError.
-    """
-    cache_dir, name = settings.cache_dir, socket.gethostname()
-    try:
-        path = settings.model or find_own_model(config.model_path, cache_dir)
-        path = path or bring_own_model(config.model_path, cache_dir, on_step)
-        if fingerprint_of(path) != fingerprint:
-            raise ConfigError(f"{path} on {name} is not the server's checkpoint: copy that one there")
-        return own_config(config, path, settings, lambda done, total: on_step(f"packing {path}", done, total))
-    except CheckpointError as error:
-        where = settings.model or config.model_path
-        remedy = f"copy it to {where} on {name}, or share the folder"
-        raise CheckpointError(f"{name} has no such checkpoint: {error}", remedy=remedy) from None
-    except (HubError, CapacityError) as error:
-        raise type(error)(f"{name} cannot get {config.model_path}: {error}") from None

@@ -109,7 +109,7 @@ class RanksHost:
         for rank, death in deaths.items():
             if rank and death is not None:
                 reason = f"rank {rank} on {self._hosts[rank].name}: {death.reason}"
-                return Death(reason, is_from_outside=True, in_pass=self.in_pass())
+                return Death(reason, is_from_outside=death.is_from_outside, in_pass=self.in_pass())
         if 0 in deaths:
             return deaths[0]
         return Death("a rank has ended", is_from_outside=True)

@@ -28,7 +28,7 @@ def model(tmp_path_factory) -> str:
     [
         (["--replicas", "2"], "node-killed,network-cut,template-killed,disk-full,memory-full,files-full", "2"),
         (["--replicas", "2"], "keeper-stopped,network-silent", "13"),
-        (["--ranks", "2"], "rank-killed,clients-slow", "2"),
+        (["--ranks", "2"], "engine-killed,clients-slow", "2"),
     ],
 )
 def test_no_fault_changes_an_answer(model, parts, faults, duration):

@@ -16,7 +16,6 @@ from moeflow.core.errors import MoeflowError
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.client import EngineState
 from moeflow.engine.generator import Generator
-from moeflow.planner.choices.join_choice import choose_node_replicas
 from moeflow.planner.resolve import resolve
 from moeflow.processes.cluster import ray_launcher
 from moeflow.processes.supervisor import Supervisor
@@ -85,9 +84,8 @@ async def serve() -> None:
                 ray_launcher.PLACEMENT_S = patience_s
                 settings["cache_dir"] = Path(settings["cache_dir"])
                 try:
-                    asked_for = Settings(is_served=True, **settings)
-                    nodes = choose_node_replicas(asked_for)
-                    supervisor = await Supervisor.start(resolve(asked_for).config, nodes=nodes)
+                    plan = resolve(Settings(is_served=True, **settings)).plan
+                    supervisor = await Supervisor.start(plan.config, nodes=plan.node_replicas)
                     say(error="")
                 except MoeflowError as error:
                     say(error=f"{type(error).__name__}: {error}")

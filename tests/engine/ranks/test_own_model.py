@@ -11,9 +11,9 @@ from huggingface_hub import constants
 from moeflow.core.engine_config import ExpertSlotsConfig, PromptCacheConfig
 from moeflow.core.errors import CapacityError, ConfigError, HubError
 from moeflow.engine.ranks import own_model
-from moeflow.engine.ranks.join import JoinSettings, own_config
 from moeflow.engine.ranks.own_model import bring_own_model, find_own_model, in_tenths
 from moeflow.planner.resolve import resolve
+from moeflow.processes.nodes.join_settings import JoinSettings, own_config
 from moeflow.settings.settings import Settings
 from tests.checkpoint.hub.hub_server import hub_of_this_process
 from tests.tiny_mixtral import write_tiny_mixtral

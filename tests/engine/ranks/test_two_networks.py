@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,32 +18,13 @@ from moeflow.parallel.tcp.cluster_token import default_token_file, ensure_token
 from moeflow.planner.resolve import resolve
 from moeflow.settings.settings import Settings
 from tests.engine.ranks.joiners import joined
-from tests.engine.streamed_runs import run
+from tests.engine.ranks.ray_server import asked
+from tests.processes.test_process import in_this_process
 from tests.tiny_mixtral import write_tiny_mixtral
 
 HEAD, OTHER, PORT = "10.213.77.1", "10.213.77.2", 9200
+DOWN_S = 12.0  # longer than any connection survives
 PROMPTS = [[5, 9, 200, 31, 7], list(range(2, 250)), [100]]
-FIRST_RANK = """
-import dataclasses, json, pathlib, sys
-from moeflow.core.errors import GroupError
-from moeflow.engine.engine import Engine
-from moeflow.planner.resolve import resolve
-from moeflow.settings.settings import Settings
-from tests.engine.streamed_runs import answers
-model, cache_dir, address, num_ranks, prompts = sys.argv[1:]
-settings = Settings(
-    model=model, cache_dir=pathlib.Path(cache_dir), kv_cache_bytes=2**22, num_threads=1, listen_ranks=address
-)
-config = resolve(dataclasses.replace(settings, num_ranks=int(num_ranks))).config
-engine = Engine.load(config)
-try:
-    while sys.stdin.readline():
-        print(json.dumps(answers(engine, json.loads(prompts))[0]), flush=True)
-except GroupError as error:
-    print(json.dumps(str(error)), flush=True)
-finally:
-    engine.close()
-"""
 
 
 def ip(*arguments: str) -> None:
@@ -73,23 +55,23 @@ def networks() -> Iterator[tuple[str, str]]:
 
 
 @contextlib.contextmanager
-def first_rank(namespace: str, model: str, cache_dir: Path, num_ranks: int) -> Iterator[subprocess.Popen[str]]:
-    arguments = (model, str(cache_dir), f"{HEAD}:{PORT}", str(num_ranks), json.dumps(PROMPTS))
-    command = ["ip", "netns", "exec", namespace, sys.executable, "-c", FIRST_RANK, *arguments]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    with process:
+def server(namespace: str) -> Iterator[Callable[..., dict]]:
+    """A server in a namespace; yield a function that gives it a command and returns its next line."""
+    command = ["ip", "netns", "exec", namespace, sys.executable, "-m", "tests.engine.ranks.ray_server"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+
+        def tell(**what) -> dict:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            if what:
+                process.stdin.write(json.dumps(what) + "\n")
+                process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
         try:
-            yield process
+            yield tell
         finally:
             process.kill()
-
-
-def ask(process: subprocess.Popen[str]):
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-    return json.loads(process.stdout.readline())
 
 
 @pytest.mark.slow
@@ -97,17 +79,19 @@ def ask(process: subprocess.Popen[str]):
 def test_ranks_on_two_networks_answer_as_one_process_and_survive_a_pulled_cable(networks, tmp_path):
     first, second = networks
     model = str(tmp_path / "tiny")
-    write_tiny_mixtral(Path(model), num_local_experts=5)
+    write_tiny_mixtral(Path(model), num_local_experts=5, max_position_embeddings=1024)
     ensure_token(default_token_file(tmp_path))
-    want = run(resolve(Settings(model=model, kv_cache_bytes=2**22, num_threads=1)).config, PROMPTS)
-    with joined(f"{HEAD}:{PORT}", tmp_path, number=2, prefix=("ip", "netns", "exec", second)) as joiners:
-        with first_rank(first, model, tmp_path, num_ranks=3) as head:
-            assert ask(head) == want
-            pull(first, "down")
-            assert f"({OTHER}:" in (error := ask(head))
-            assert "the network between is cut" in error
-        pull(first, "up")
-        for joiner in joiners:
-            joiner.expect("waiting to join again")
-        with first_rank(first, model, tmp_path, num_ranks=3) as head:
-            assert ask(head) == want
+    settings = {"model": model, "kv_cache_bytes": 2**22, "num_threads": 1}
+    want = in_this_process(resolve(Settings(**settings)).config, asked(PROMPTS))
+    settings |= {"cache_dir": str(tmp_path), "listen_ranks": f"{HEAD}:{PORT}", "num_ranks": 3}
+    with (
+        joined(f"{HEAD}:{PORT}", tmp_path, number=2, prefix=("ip", "netns", "exec", second)),
+        server(first) as tell,
+    ):
+        assert tell(start=settings, patience_s=1.0) == {"error": ""}
+        assert tell(ask=PROMPTS) == {"begun": True}
+        pull(first, "down")
+        threading.Timer(DOWN_S, pull, (first, "up")).start()
+        found = tell()
+        assert (found["tokens"], found["restarts"]) == (want, 1)
+        assert tell(stop=True) == {"error": ""}

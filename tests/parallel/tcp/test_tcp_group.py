@@ -15,8 +15,9 @@ from moeflow.cli.chaos.proxy import Proxy
 from moeflow.core.errors import GroupError
 from moeflow.parallel.tcp.endpoint import Endpoint
 from moeflow.parallel.tcp.link import Kind, Link
-from moeflow.parallel.tcp.mesh import Meeting, meet
+from moeflow.parallel.tcp.mesh import meet
 from moeflow.parallel.tcp.tcp_group import TcpGroup
+from moeflow.processes.nodes.rank_port import RankPort
 from tests.parallel.links import TOKEN, connected, in_thread, two_ends
 from tests.parallel.ranks import ranks, together
 
@@ -136,8 +137,8 @@ def meeting(timeouts_s: float, through: type[Proxy] | None = None):
         proxy = None if through is None else through(port)
         addresses = [("127.0.0.1", port if proxy is None else proxy.port), ("127.0.0.1", 1)]
         found: list[dict[int, Link]] = []
-        thread = in_thread(lambda: found.append(meet(Meeting(b"g", 0), addresses, one, {}, arrivals, LONG_S)))
-        links = meet(Meeting(b"g", 1), addresses, other, {}, queue.Queue(), LONG_S)
+        thread = in_thread(lambda: found.append(meet(0, addresses, one, arrivals, LONG_S)))
+        links = meet(1, addresses, other, queue.Queue(), LONG_S)
         thread.join()
         try:
             yield [TcpGroup(rank, found, timeouts_s) for rank, found in enumerate((found[0], links))], proxy
@@ -186,19 +187,40 @@ def test_a_cut_link_is_late_on_both_sides():
         assert all("within 0.3 s" in error and "the network between is cut" in error for error in errors)
 
 
-def test_ranks_of_another_group_are_not_taken():
+def test_only_missing_ranks_are_taken():
     arrivals: queue.Queue[Link] = queue.Queue()
-    with contextlib.closing(Endpoint(TOKEN)) as one, contextlib.closing(Endpoint(TOKEN)) as other:
+    with contextlib.closing(Endpoint(TOKEN)) as one:
         address = ("127.0.0.1", one.listen("127.0.0.1", 0, arrivals.put))
-        stranger = meet(Meeting(b"other", 1), [address, address], other, {}, queue.Queue(), LONG_S)
-        with pytest.raises(GroupError, match=r"rank 1 \(127.0.0.1:.*\) did not connect within 0.3 s: all machines"):
-            meet(Meeting(b"g", 0), [address, address], one, {}, arrivals, 0.3)
-        with pytest.raises(GroupError, match="closed the connection"):
-            stranger[0].receive_message("any", LONG_S)
-        with connected(address[1]) as confused:
-            confused.send_message("meeting", b"\xc1")
-            with pytest.raises(GroupError, match="did not connect"):
-                meet(Meeting(b"g", 0), [address, address], one, {}, arrivals, 0.3)
+        for words in (b"\xc1", b"\x00", b"\x02"):
+            with connected(address[1]) as stranger:
+                stranger.send_message("meeting", words)
+                with pytest.raises(
+                    GroupError, match=r"rank 1 \(127.0.0.1:.*\) did not connect within 0.3 s: all machines"
+                ):
+                    meet(0, [address, address], one, arrivals, 0.3)
+                with pytest.raises(GroupError, match="closed the connection"):
+                    stranger.receive_message("any", LONG_S)
     complaint = r"rank 0 is not found: cannot connect to .* all machines of a cluster"
     with contextlib.closing(Endpoint(TOKEN)) as other, pytest.raises(GroupError, match=complaint):
-        meet(Meeting(b"g", 1), [address, address], other, {}, queue.Queue(), LONG_S)
+        meet(1, [address, address], other, queue.Queue(), 0.3)
+
+
+def test_ranks_meet_in_any_order():
+    """The second one tries again until the first one listens."""
+    first, second = (RankPort("127.0.0.1") for _ in range(2))
+    addresses, found = [first.address, second.address], {}
+
+    def join(rank: int) -> None:
+        arrivals: queue.Queue[Link] = queue.Queue()
+        with contextlib.closing(Endpoint(TOKEN)) as endpoint:
+            endpoint.listen(*addresses[rank], arrivals.put)
+            group = TcpGroup(rank, meet(rank, addresses, endpoint, arrivals, LONG_S), LONG_S)
+            found[rank] = group.all_gather("ranks", torch.tensor([rank])), group.barrier("end")
+
+    late = in_thread(join, 1)
+    time.sleep(0.3)  # it has been refused by then
+    join(0)
+    late.join()
+    for port in (first, second):
+        port.close()
+    assert [torch.cat(gathered).tolist() for gathered, _ in found.values()] == [[0, 1]] * 2

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moeflow.core.hardware import RANK, REMOTE_RANK, Link, LinkRate, RankLayer
-from moeflow.core.parallel_config import JoinConfig, ParallelConfig
+from moeflow.core.parallel_config import ParallelConfig
 from moeflow.planner.costs.cost_model import CostModel, IntegerPolicy
 from moeflow.planner.costs.model_costs import ModelCosts, expected_distinct
 from moeflow.planner.costs.rank_costs import RankedLayers, Sharing, link_of, routing_that_reaches
@@ -18,7 +18,6 @@ from moeflow.planner.costs.roofline import divided, work_seconds
 from tests.planner.examples import HALF, SMALL, machine, small_model
 
 EVERY = SMALL.with_fields(top_k=SMALL.routing.num_experts)  # every token takes every expert: nothing is left to chance
-JOIN = JoinConfig(host="", port=0, token_file="")
 
 
 def where(layer_s: float = 0.0, bytes_per_s: float = 1e30, exchange_bytes: int = 256):
@@ -88,8 +87,8 @@ def test_where_all_is_cut_half_a_machine_does_half_the_work_and_norms_twice(shar
 def test_exchanges_and_python_are_paid_for_each_layer(layouts, number):
     """A small exchange takes 256 bytes at the link's rate; a layer's measured time includes the local exchanges."""
     free, slow, far = (
-        layers(on=where(layer_s=1.0, bytes_per_s=rate), join=join, **layouts)
-        for rate, join in ((1e30, None), (25600.0, None), (25600.0, JOIN))
+        layers(on=where(layer_s=1.0, bytes_per_s=rate), is_spread=is_spread, **layouts)
+        for rate, is_spread in ((1e30, False), (25600.0, False), (25600.0, True))
     )
     assert seconds(free, 1.0) > free.costs.shape.num_layers
     assert seconds(slow, 1.0) >= seconds(free, 1.0)  # never below the measured time
@@ -132,6 +131,6 @@ def test_ranks_hold_a_model_once_but_for_what_is_whole_on_each():
 
 def test_a_way_that_nobody_measured_is_assumed():
     parallel = ParallelConfig(num_ranks=2)
-    assumed, far = (link_of(machine(ram=1), it) for it in (parallel, dataclasses.replace(parallel, join=JOIN)))
+    assumed, far = (link_of(machine(ram=1), it) for it in (parallel, dataclasses.replace(parallel, is_spread=True)))
     assert assumed.seconds(256) < far.seconds(256)
     assert link_of(where(bytes_per_s=5.0), parallel).peak_bytes_per_s == 5.0

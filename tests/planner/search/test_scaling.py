@@ -70,7 +70,7 @@ def test_ranks_are_proposed_only_where_the_model_permits_them():
     latent = LatentConfig(None, 48, 32, 16, 32, 1e-6)
     shapes = (SMALL, SMALL.with_fields(latent=latent), SMALL.with_fields(num_experts=1, top_k=1))
     layouts = [
-        {(it.attention_layout, it.expert_layout) for it in rank_ways(on_shape(model, shape), 2, joined=False)}
+        {(it.attention_layout, it.expert_layout) for it in rank_ways(on_shape(model, shape), 2, is_spread=False)}
         for shape in shapes
     ]
     whole, tensor = "replicated", "tensor"

@@ -13,7 +13,7 @@ from moeflow.planner.resolve import resolve
 from moeflow.processes.cluster import ray_launcher
 from moeflow.processes.cluster.node_engines import start_places
 from moeflow.processes.cluster.ray_launcher import RayLauncher
-from moeflow.processes.cluster.ray_messages import LaunchOrder, RankOrder, RankRefused
+from moeflow.processes.cluster.ray_messages import KeeperOrder, KeeperRefused, LaunchOrder
 from moeflow.settings.settings import Settings
 from tests.tiny_mixtral import write_tiny_mixtral
 
@@ -26,21 +26,22 @@ sys.stdin.readline()
 say(type="connected", own_address="10.0.0.1")
 order = json.loads(sys.stdin.readline())
 say(type="placed", nodes=[])
+say(type="lost", address="10.0.0.2")
 more = json.loads(sys.stdin.readline())
-say(type="progress", text=f"{order['num_ranks']} and {more['number']}")
+say(type="progress", text=f"{order['num_engines']} and {more['number']}")
 sys.stdin.read()
 """
 
 
 def test_a_start_fails_when_no_node_can_have_an_engine():
     async def body() -> None:
-        launcher = RayLauncher("auto", lambda own_address: None)
+        launcher = RayLauncher("auto", lambda own_address: None, lambda address: None)
         launcher._num_needed = 2
         starting = asyncio.create_task(launcher.unless_refused(asyncio.Event().wait()))
         for reason, number in (("no checkpoint", 0), ("another checkpoint", 0), ("no checkpoint", 1)):
             await asyncio.sleep(0)
             assert not starting.done()
-            launcher._take(RankRefused(reason, number))
+            launcher._take(KeeperRefused(reason, number))
         with pytest.raises(ConfigError, match="no checkpoint"):
             await starting
 
@@ -50,14 +51,15 @@ def test_a_start_fails_when_no_node_can_have_an_engine():
 def test_further_engines_before_the_order_are_part_of_it(monkeypatch, caplog):
     monkeypatch.setattr(ray_launcher, "_MAIN", STAND_IN)
     number = 3
+    lost: list[str] = []
 
     def order_at(own_address: str) -> LaunchOrder:
         assert own_address == "10.0.0.1"
-        return LaunchOrder(number, True, 1.0, RankOrder("", 1, "", 1))
+        return LaunchOrder(number, 1, "spread", False, 1.0, KeeperOrder("", 1, "", 1))
 
     async def body() -> None:
         nonlocal number
-        launcher = RayLauncher("auto", order_at)
+        launcher = RayLauncher("auto", order_at, lost.append)
         launching = asyncio.create_task(launcher._launch())
         while launcher._process is None:
             await asyncio.sleep(0)
@@ -67,15 +69,17 @@ def test_further_engines_before_the_order_are_part_of_it(monkeypatch, caplog):
         launcher.start_more(0)
         launcher.start_more(4)
         assert launcher._process is not None
-        report = await launcher._next_report(launcher._process)
-        assert report is not None
-        launcher._take(report)
+        for _ in range(2):
+            report = await launcher._next_report(launcher._process)
+            assert report is not None
+            launcher._take(report)
         await launcher.close()
         launcher.start_more(1)
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(body())
     assert "5 and 4" in caplog.text
+    assert lost == ["10.0.0.2"]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +91,7 @@ def test_keepers_get_an_address_that_they_can_reach(tmp_path, monkeypatch, liste
     join = JoinConfig(host=listening, port=0, token_file=str(tmp_path / "token"), ray=RayConfig(address="auto"))
     orders: list[LaunchOrder] = []
 
-    async def start(address, order_at):
+    async def start(address, order_at, on_node_lost):
         orders.extend(order_at("127.0.0.1") for _ in range(2))
 
     async def body() -> None:
@@ -100,5 +104,5 @@ def test_keepers_get_an_address_that_they_can_reach(tmp_path, monkeypatch, liste
     asyncio.run(body())
     first, second = orders
     assert first == second  # of a Ray that comes back
-    assert (first.rank.host, first.num_ranks) == (reached, 2)
-    assert first.rank.port > 0
+    assert (first.keeper.host, first.num_engines) == (reached, 2)
+    assert first.keeper.port > 0

@@ -16,8 +16,19 @@ import zmq.asyncio
 
 from moeflow.parallel.tcp.curve_keys import CurveKeys
 from moeflow.processes.nodes import engine_places
-from moeflow.processes.nodes.engine_places import EnginePlaces
-from moeflow.processes.nodes.messages import Alive, Beat, FromKeeper, Kill, Leave, Offer, Relayed, Start, ToKeeper
+from moeflow.processes.nodes.engine_places import EnginePlaces, RankPlaces
+from moeflow.processes.nodes.messages import (
+    BEAT_S,
+    Alive,
+    Beat,
+    FromKeeper,
+    Kill,
+    Leave,
+    Offer,
+    Relayed,
+    Start,
+    ToKeeper,
+)
 from moeflow.processes.nodes.silence import Silence
 from tests.patience import PATIENCE_S
 
@@ -57,8 +68,8 @@ class RawKeeper:
 
 
 @contextlib.asynccontextmanager
-async def opened() -> AsyncIterator[tuple[EnginePlaces, Callable[[], RawKeeper]]]:
-    places = EnginePlaces(TOKEN, "fingerprint", lambda offer: "", "8 free CPUs")
+async def opened(ranks: RankPlaces | None = None) -> AsyncIterator[tuple[EnginePlaces, Callable[[], RawKeeper]]]:
+    places = EnginePlaces(TOKEN, "fingerprint", lambda offer: "", "8 free CPUs", ranks)
     places.open("127.0.0.1")
     raw: list[RawKeeper] = []
 
@@ -114,6 +125,52 @@ def test_keepers_stay_while_the_server_is_blocked(monkeypatch):
             await raw.say(Beat(start.life, 3, 0, "pulling o/m: 40%"))
             while host.activity != "pulling o/m: 40%":
                 await asyncio.sleep(0.01)
+
+    run(body)
+
+
+def test_a_machine_that_ray_has_lost_is_gone_once_it_is_silent(monkeypatch):
+    monkeypatch.setattr(engine_places, "GONE_S", 2 * PATIENCE_S)
+
+    async def body():
+        async with opened() as (places, make):
+            lost, other = make(), make()
+            hosts = []
+            for raw, address in ((lost, "10.0.0.1"), (other, "10.0.0.2")):
+                await raw.say(msgspec.structs.replace(FREE, host=address, rank_address=(address, 1)))
+                hosts.append(await places.launch(1))
+            places.lose("10.0.0.1")
+            for number in range(5):  # only Ray's own processes may have ended there
+                await lost.say(Beat(hosts[0].life, number, 0))
+                await asyncio.sleep(BEAT_S)
+            assert [host.is_running for host in hosts] == [True, True]
+            death = await hosts[0].wait()
+            assert death is not None
+            assert (death.reason, death.is_from_outside) == ("10.0.0.1 is gone", True)
+            assert hosts[1].is_running
+
+    run(body)
+
+
+def test_an_engine_of_ranks_gets_places_of_one_group():
+    async def body():
+        async with opened(RankPlaces(2)) as (places, make):
+            raw = [make() for _ in range(4)]
+            launch = asyncio.create_task(places.launch(1))
+            for each, group in zip(raw[:3], "abc", strict=True):
+                await each.say(msgspec.structs.replace(FREE, group=group))
+                await each.hear_a(Alive)
+            assert not launch.done()
+            await raw[3].say(msgspec.structs.replace(FREE, group="b"))
+            for each in (raw[1], raw[3]):
+                await each.hear_a(Start)
+            (await launch).kill()
+            places.release()  # once the engine has ended
+            for each in (raw[1], raw[3]):
+                await each.hear_a(Kill)
+                await each.say(msgspec.structs.replace(FREE, group="b"))
+            for each in (raw[1], raw[3]):
+                await each.hear_a(Leave)
 
     run(body)
 

@@ -1,4 +1,4 @@
-"""Ends a rank's process once the process that has started it is gone: at once, or after the engine it computes for.
+"""Ends a keeper once the process that has started it is gone: at once, or after its engine.
 
 The parent may end on request, and then the engine ends as well. Or its own parent failed, which need not affect the
 engine.

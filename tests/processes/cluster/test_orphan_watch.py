@@ -12,7 +12,7 @@ import pytest
 PATIENCE_S = 30.0
 PROCESS = """
 import os, sys
-from moeflow.engine.ranks.orphan_watch import OrphanWatch
+from moeflow.processes.cluster.orphan_watch import OrphanWatch
 go_on = int(sys.argv[1])
 watch = OrphanWatch(sys.stdin.buffer)
 for _ in range(2):
