@@ -64,7 +64,7 @@ def checked_config(config: EngineConfig, fingerprint: str, settings: JoinSetting
         if fingerprint_of(path) != fingerprint:
             raise ConfigError(f"{path} on {name} is not the server's checkpoint: copy that one there")
         has_all = config.parallel is None  # the model, which a rank has a part of
-        on_packed = partial(on_step, f"packing {path}") if has_all else None
+        on_packed = partial(on_step, "packing the model") if has_all else None
         return own_config(config, path, settings, on_packed)
     except CheckpointError as error:
         where = settings.model or config.model_path

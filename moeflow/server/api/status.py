@@ -112,7 +112,8 @@ async def health(service: Annotated[Service, Depends(get_service)]) -> Any:
         status=service.status,
         num_replicas=len(replicas),
         num_replicas_ready=len(ready),
-        starting=[f"{it.host or 'server'}: {it.activity}" for it in replicas if it.activity],
+        # Names of machines and models are for clients with a key.
+        starting=[] if service.keys else [f"{it.host or 'server'}: {it.activity}" for it in replicas if it.activity],
     )
 
 

@@ -64,7 +64,7 @@ class Desk:
 
     def show_state(self, client: EngineClient) -> None:
         """Report the engines' state if it has changed."""
-        state = State(client.state, client.back_in_s)
+        state = State(client.state, client.back_in_s, client.model)
         if state != self._shown:
             self._shown = state
             self.link.send(state)

@@ -58,7 +58,7 @@ class Forwarding:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or forward it."""
-        is_path = scope.get("raw_path", b"").startswith(b"/")  # not that of OPTIONS *
+        is_path = _own_path(scope).startswith(b"/")  # not that of OPTIONS *
         if not is_path or (self._is_own(scope) and not self._is_limited(scope)):
             await self._app(scope, receive, send)
         else:
@@ -76,14 +76,15 @@ class Forwarding:
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = _Body(scope, receive)
-        raw_path: bytes = scope["raw_path"].removeprefix(scope.get("root_path", "").encode("ascii"))
-        query: bytes = scope["query_string"]
-        request = self._server.build_request(
-            scope["method"],
-            httpx.URL("http://server", raw_path=raw_path + b"?" * bool(query) + query),
-            headers=_headers(scope),
-            content=body.pieces() if body.is_expected else None,
-        )
+        raw_path, query = _own_path(scope), scope["query_string"]
+        try:
+            url = httpx.URL("http://server", raw_path=raw_path + b"?" * bool(query) + query)
+        except httpx.InvalidURL:
+            await _send_error(ApiError(400, "invalid_http", "The request's path is invalid"), send)
+            return
+        # Made directly: the client would add headers of its own, such as the encodings that it accepts.
+        content = body.pieces() if body.is_expected else None
+        request = httpx.Request(scope["method"], url, headers=_headers(scope), content=content)
         with suppress(ClientDisconnected):
             await while_connected(body.receive_next, self._answer(request, send))
 
@@ -91,9 +92,7 @@ class Forwarding:
         try:
             response = await self._server.send(request, stream=True)
         except httpx.TransportError:
-            error = ApiError(503, "shutting_down", "The server takes no requests now; try again")
-            await send({"type": "http.response.start", "status": error.status_code, "headers": [_JSON]})
-            await send({"type": "http.response.body", "body": msgspec.json.encode(error.body)})
+            await _send_error(ApiError(503, "shutting_down", "The server takes no requests now; try again"), send)
             return
         try:
             headers = [(name.lower(), value) for name, value in response.headers.raw]
@@ -104,6 +103,11 @@ class Forwarding:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await response.aclose()
+
+
+async def _send_error(error: ApiError, send: Send) -> None:
+    await send({"type": "http.response.start", "status": error.status_code, "headers": [_JSON]})
+    await send({"type": "http.response.body", "body": msgspec.json.encode(error.body)})
 
 
 class _Body:
@@ -132,6 +136,12 @@ class _Body:
         """Return the next message after the body."""
         await self._is_read.wait()
         return await self._receive()
+
+
+def _own_path(scope: Scope) -> bytes:
+    """Return the path without the prefix of a proxy."""
+    path: bytes = scope.get("raw_path", b"")
+    return path.removeprefix(scope.get("root_path", "").encode("ascii"))
 
 
 def _headers(scope: Scope) -> list[tuple[bytes, bytes]]:

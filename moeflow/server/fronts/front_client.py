@@ -43,7 +43,7 @@ class FrontClient:
                 if (queue := self._queues.get(output.request_id)) is not None:
                     queue.put_nowait(output)
         elif isinstance(message, State):
-            self.state, self.back_in_s = message.state, message.back_in_s
+            self.state, self.back_in_s, self.model = message.state, message.back_in_s, message.model
         elif (queue := self._queues.get(message.request_id)) is not None:
             queue.put_nowait(message)
 

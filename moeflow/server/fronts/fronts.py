@@ -14,10 +14,13 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 
+from moeflow.core.errors import ConfigError
 from moeflow.engine.client import EngineClient
+from moeflow.parallel.process_watch import ProcessWatch
 from moeflow.processes.pass_record import make_memory
 from moeflow.processes.restart_limits import RestartLimits
 from moeflow.processes.socket_folder import SocketFolder
+from moeflow.processes.stall import LOST_S
 from moeflow.server.fronts.desk import Desk
 from moeflow.server.fronts.messages import Drain, FromFront, Link, Settings, Stop
 from moeflow.server.guard.occupancy import Occupancy
@@ -28,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 _STATE_S = 0.2  # how often a change of the engines' state is looked for
 _END_S = 8.0  # for answers of a front to get out
+_MAX_UNREAD_BYTES = 64 << 20  # of messages to a front: one that reads nothing hangs
 _COUNT_BYTES = 8
 SERVER_PLACE = 0  # of the server itself among all processes that count sequences
 
@@ -36,16 +40,22 @@ class Fronts:
     """A server's fronts, while it runs them with `running`."""
 
     def __init__(self, number: int, model_path: str) -> None:
-        """Nothing is started yet. `model_path` has the tokenizer. Raises: OSError."""
+        """Nothing is started yet. `model_path` has the tokenizer. Raises: ConfigError if a socket has no place."""
         self._number = number
         self._model_path = model_path
         self._memory = make_memory((1 + number) * _COUNT_BYTES)
         self.occupancy = Occupancy.mapped(self._memory, SERVER_PLACE)
         self._folder = SocketFolder()
         self.server_socket = socket.socket(socket.AF_UNIX)  # for requests that fronts forward
-        self.server_socket.bind(f"{self._folder.path}/http")
+        try:
+            self.server_socket.bind(f"{self._folder.path}/http")
+        except OSError as error:
+            remedy = "let TMPDIR name a folder of your own with a short path"
+            raise ConfigError(f"cannot make a socket in {self._folder.path}: {error}; {remedy}") from None
         self._desks: dict[int, Desk] = {}
         self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._watches: dict[int, ProcessWatch] = {}
+        self._is_draining = False
         self._started: set[int] = set()
         self._have_all_started = asyncio.Event()
         self._closing = asyncio.Event()
@@ -80,18 +90,25 @@ class Fronts:
         await self._have_all_started.wait()
 
     def drain(self) -> None:
-        """Have all refuse new requests."""
+        """Have all refuse new requests, also those that are started later."""
+        self._is_draining = True
         for desk in self._desks.values():
             desk.link.send(Drain())
 
     def reload(self) -> None:
         """Have all read keys and certificate again."""
         for process in self._processes.values():
-            process.send_signal(signal.SIGHUP)
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGHUP)
 
     async def _show_state(self) -> None:
+        """Show fronts the engines' state, and end the ones that hang: others get their new connections then."""
         while True:
             await asyncio.sleep(_STATE_S)
+            for number, watch in self._watches.items():
+                watch.look()
+                if watch.stopped_s >= LOST_S or self._desks[number].link.num_unread_bytes > _MAX_UNREAD_BYTES:
+                    self._kill(number)
             if self._service.loaded is not None:
                 for desk in self._desks.values():
                     desk.show_state(self._service.loaded.client)
@@ -137,13 +154,16 @@ class Fronts:
                 self._have_all_started.set()
 
         desk = self._desks[number] = Desk(number, link, self._service, note_work)
+        self._watches[number] = ProcessWatch(process.pid)
+        if self._is_draining:
+            link.send(Drain())
         if self._closing.is_set():
             link.send(Stop())
         try:
             await desk.serve()
             return await process.wait()
         finally:
-            del self._desks[number], self._processes[number]
+            del self._desks[number], self._processes[number], self._watches[number]
             self.occupancy.clear(number)
             with contextlib.suppress(ProcessLookupError):
                 if process.returncode is None:
@@ -151,6 +171,9 @@ class Fronts:
 
     def kill(self) -> None:
         """End all at once."""
-        for process in self._processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+        for number in self._processes:
+            self._kill(number)
+
+    def _kill(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._processes[number].kill()

@@ -54,6 +54,7 @@ class State(msgspec.Struct, frozen=True, tag="state"):
 
     state: EngineState
     back_in_s: float
+    model: ModelInfo  # its `max_num_seqs` follows the number of engines
 
 
 class Found(msgspec.Struct, frozen=True, tag="found"):
@@ -119,6 +120,11 @@ class Link(Generic[Received]):
         """Send a message. Never waits; to an end that is gone it sends nothing."""
         data = self._encoder.encode(message)
         self._writer.writelines((len(data).to_bytes(_LENGTH_BYTES, "big"), data))
+
+    @property
+    def num_unread_bytes(self) -> int:
+        """Bytes of messages that the other end has not taken."""
+        return self._writer.transport.get_write_buffer_size()
 
     async def receive(self) -> Received | None:
         """Return the next message; None: the other end is gone."""

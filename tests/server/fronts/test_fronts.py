@@ -8,12 +8,14 @@ import json
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import psutil
 import pytest
 
@@ -21,6 +23,7 @@ from moeflow.core.errors import ConfigError
 from moeflow.engine.generator import Generator
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
+from moeflow.server.fronts import fronts as fronts_module
 from moeflow.server.fronts.fronted_server import FrontedServer
 from moeflow.server.fronts.fronts import Fronts
 from moeflow.server.jobs.data_folder import Jobs
@@ -179,6 +182,34 @@ def test_the_queue_has_one_bound(server):
     assert [refusal.status_code for refusal in refusals] == [429, 429]
 
 
+def test_the_bound_follows_the_number_of_engines(server):
+    small, large = server.engine.model, msgspec.structs.replace(server.engine.model, max_num_seqs=2)
+    server.engine.model, server.engine.pause_after = large, 1
+    with server.clients() as (one, other), contextlib.ExitStack() as stack:
+
+        def is_admitted() -> bool:
+            stream = stack.enter_context(other.stream("POST", "/v1/completions", json=STREAM))
+            return stream.status_code == 200
+
+        for client in (one, other, one):
+            stack.enter_context(client.stream("POST", "/v1/completions", json=STREAM))
+        assert eventually(is_admitted, PATIENCE_S)
+        server.engine.model, server.engine.pause_after = small, None
+
+
+def test_forwarded_requests_are_the_clients(server):
+    host, port = httpx.URL(server.url).host, httpx.URL(server.url).port
+    heads = []
+    for target in ("/", "/x#y"):
+        with socket.create_connection((host, port), timeout=PATIENCE_S) as raw:
+            raw.sendall(f"GET {target} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+            heads.append(b"".join(iter(lambda raw=raw: raw.recv(1 << 16), b"")).partition(b"\r\n\r\n")[0].lower())
+    page, invalid = heads
+    assert b" 200 " in page
+    assert b"content-encoding" not in page
+    assert b" 400 " in invalid
+
+
 def test_a_killed_front_loses_only_its_own_connections(server):
     with server.clients() as (victim, other):
         pid, before = server.front_of(victim), total(other, COUNT)
@@ -199,6 +230,16 @@ def test_a_killed_front_loses_only_its_own_connections(server):
         assert eventually(lambda: server.app.state.service.models.num_unfinished == 0, PATIENCE_S)
         assert eventually(lambda: total(other, COUNT) == before + 2, PATIENCE_S), "counts outlive it"
     with server.clients() as clients:  # there are two again
+        assert [stream_text(client) for client in clients] == [REPLY, REPLY]
+
+
+def test_a_stopped_front_is_replaced(server, monkeypatch):
+    monkeypatch.setattr(fronts_module, "LOST_S", 0.5)
+    before = set(server.pids)
+    victim = min(before)
+    os.kill(victim, signal.SIGSTOP)
+    assert eventually(lambda: victim not in server.pids and len(server.pids) == len(before), PATIENCE_S)
+    with server.clients() as clients:
         assert [stream_text(client) for client in clients] == [REPLY, REPLY]
 
 
