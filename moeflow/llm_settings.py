@@ -63,6 +63,7 @@ class LLMSettings(FlagSettings, total=False):
     attention_layout: str
     num_replicas: int | str | None
     max_replicas: int | str | None
+    target_first_token_s: float | str | None
     listen_ranks: str | None
     cluster_token_file: str | os.PathLike[str] | None
     ray_address: str | None

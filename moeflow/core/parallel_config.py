@@ -53,6 +53,7 @@ class NodeReplicas(msgspec.Struct, frozen=True, kw_only=True):
     most: int  # if the load needs them
     join: JoinConfig
     has_first_here: bool = False  # there is one engine, with its first rank on this machine
+    first_token_s: float | None = None  # target for the time to the first token; None: there is none
 
 
 class RankLinks(msgspec.Struct, frozen=True, kw_only=True):

@@ -90,6 +90,7 @@ class Supervisor:
         self._launcher = launcher
         self._places = places
         self._target = target
+        self._first_tokens = None if target is None else target.first_tokens
         self._queue: list[Continuation] = []  # that no replica has, in the order of their places
         self._rule = Dispatch()
         self._end = ""  # why no engine will come any more
@@ -124,7 +125,7 @@ class Supervisor:
             scheduler=config.scheduler,
             launcher=launcher,
             places=places,
-            target=None if nodes is None or nodes.most == nodes.number else ReplicaTarget(nodes.number, nodes.most),
+            target=_target_of(nodes),
         )
         if on_begun is not None:
             on_begun(supervisor)
@@ -210,11 +211,13 @@ class Supervisor:
         """Have as many replicas as the load needs, as long as this serves."""
         while not self._end:
             await asyncio.sleep(_TARGET_S)
-            stats = [replica.status.stats for replica in self._replicas]
+            statuses = [replica.status for replica in self._replicas]
+            stats = [status.stats for status in statuses]
             number = target.note(
                 num_requests=len(self._unfinished()),
                 num_places=self._engine_model.max_num_seqs,
                 kv_blocks=sum(each.kv_blocks_used / max(each.kv_blocks_total, 1) for each in stats),
+                num_ready=sum(status.state is EngineState.READY for status in statuses),
                 number=len(self._replicas),
             )
             if number != len(self._replicas) and not self._end:
@@ -277,6 +280,8 @@ class Supervisor:
         if self._end:
             raise EngineError(self._end)
         request = Continuation(submission)
+        if self._first_tokens is not None:
+            self._first_tokens.note_arrival(submission)
         try:
             self._enqueue(request)
             self._dispatch()
@@ -286,9 +291,13 @@ class Supervisor:
                 if output is None:
                     raise EngineError(self._end)
                 is_last = output.finish_reason is not None
+                if self._first_tokens is not None:
+                    self._first_tokens.note_output(output)
                 yield output
         finally:
             self._forget(request)
+            if self._first_tokens is not None:
+                self._first_tokens.forget(submission.request_id)
 
     async def shutdown(self, deadline_s: float) -> None:
         """Let all requests finish within the deadline, cancel the rest, end the processes.
@@ -412,3 +421,10 @@ class Supervisor:
         for request in self._unfinished():
             request.outputs.put_nowait(None)
         self._queue.clear()
+
+
+def _target_of(nodes: NodeReplicas | None) -> ReplicaTarget | None:
+    """Return how the load decides the number of replicas; None: the number is fixed."""
+    if nodes is None or nodes.most == nodes.number:
+        return None
+    return ReplicaTarget(nodes.number, nodes.most, nodes.first_token_s)

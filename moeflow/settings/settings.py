@@ -251,6 +251,15 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
         is_served_only=True,
         depends_on=("num_replicas",),
     )
+    target_first_token_s: float | None = _device(
+        "--target-first-token",
+        "seconds",
+        "With --max-replicas: engines also start while the first token of more than a tenth of requests takes longer "
+        "than so many seconds.",
+        shown_default="no target",
+        is_served_only=True,
+        depends_on=("num_replicas", "max_replicas"),
+    )
     listen_ranks: str | None = _device(
         "--listen-ranks",
         "text",

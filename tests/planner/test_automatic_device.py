@@ -71,6 +71,7 @@ VALUES = {
     "attention_layout": None,
     "num_replicas": 2,
     "max_replicas": None,
+    "target_first_token_s": None,
     "listen_ranks": None,
     "cluster_token_file": None,
     "ray_address": None,

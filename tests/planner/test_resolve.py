@@ -142,7 +142,11 @@ def test_ray_starts_replicas_that_are_each_planned_like_one_engine(model, tmp_pa
     assert resolve(by_hand, resources=machine()).plan.node_replicas.join.ray is None
     growing = dataclasses.replace(several, max_replicas=20)
     assert resolve(growing, resources=machine()).plan.node_replicas.most == 20
+    prompt = dataclasses.replace(growing, target_first_token_s=0.5)
+    assert resolve(prompt, resources=machine()).plan.node_replicas.first_token_s == 0.5
     for more, complaint in (
+        ({"target_first_token_s": 0.5}, r"set their most \(--max-replicas\)"),
+        ({"max_replicas": 9, "target_first_token_s": 0.0}, "positive number of seconds, not 0"),
         ({"max_replicas": 7}, "7 replicas at most .* are fewer than the least, 8"),
         ({"max_replicas": 9, "ray_address": None}, "changes .* on a Ray cluster only"),
     ):

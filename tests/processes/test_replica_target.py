@@ -16,7 +16,7 @@ class Minutes:
     def __init__(self, least: int, most: int) -> None:
         self.now_s = 0.0
         self.number = least
-        self.target = ReplicaTarget(least, most, lambda: self.now_s)
+        self.target = ReplicaTarget(least, most, clock=lambda: self.now_s)
         self.history: list[int] = []
 
     def run(self, seconds: float, num_requests: Callable[[float], int], kv_blocks: float = 0.0) -> None:
@@ -24,7 +24,7 @@ class Minutes:
             self.now_s += 1.0
             requests = num_requests(self.now_s)
             self.number = self.target.note(
-                num_requests=requests, num_places=10, kv_blocks=kv_blocks, number=self.number
+                num_requests=requests, num_places=10, kv_blocks=kv_blocks, num_ready=self.number, number=self.number
             )
             self.history.append(self.number)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable
 from contextlib import aclosing
@@ -19,6 +20,7 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.client import EngineState
 from moeflow.processes.continuation import Continuation, judge
 from moeflow.processes.deaths import Death
+from moeflow.processes.replica_target import ReplicaTarget
 from moeflow.processes.restart_limits import MAX_FRUITLESS, RestartLimits
 from moeflow.processes.supervisor import Supervisor
 from tests.engine.fake_runner import scheduler_config
@@ -335,6 +337,21 @@ def test_an_engine_of_whose_death_we_have_not_heard_yet_is_on_its_way_back():
         assert supervisor.back_in_s >= 0
         await supervisor.shutdown(0)
         assert supervisor.state is EngineState.GONE
+
+    run(body)
+
+
+def test_waits_for_first_tokens_count_towards_the_target():
+    clock = itertools.count(0, 2)
+    target = ReplicaTarget(1, 2, 1.0, lambda: next(clock))
+
+    async def body() -> None:
+        supervisor = await supervise(World(), target=target)
+        assert target.first_tokens.need(1, 1) == 1
+        await asyncio.gather(*(read(supervisor, submission(f"r{number}", [number, 3])) for number in range(10)))
+        assert target.first_tokens.need(1, 1) == 2
+        assert [target.first_tokens.need(1, 1) for _ in range(20)][-1] == 1
+        await supervisor.shutdown(5)
 
     run(body)
 

@@ -67,7 +67,7 @@ def read(name, value):
 
 
 def test_every_setting_is_of_a_known_kind():
-    others = ("hosted_experts", "resident_experts", "resident_kv", "speculators")
+    others = ("hosted_experts", "resident_experts", "resident_kv", "speculators", "target_first_token_s")
     assert {*SIZES, *COUNTS, *FLAGS, *PATHS, *TEXTS, *others} == {field.name for field in fields(Settings)}
 
 

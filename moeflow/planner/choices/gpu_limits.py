@@ -36,6 +36,7 @@ _ON_CPU_ONLY: Final[Mapping[str, str]] = {  # field of `Settings` -> reason
     "expert_layout": "ranks on GPUs know the layouts of moeflow only",
     "num_replicas": _REPLICAS,
     "max_replicas": _REPLICAS,
+    "target_first_token_s": _REPLICAS,
     "remote_experts": "lenders keep experts that the CPU reads from disk",
 }
 _NEUTRAL: Final[Mapping[str, Sequence[object]]] = {  # values of these that GPUs take; of others None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from moeflow.core.address import LOOPBACK, format_address, parse_address
@@ -27,6 +28,13 @@ def choose_node_replicas(settings: Settings, num_ranks: int) -> NodeReplicas | N
         raise ConfigError(
             "the number of replicas changes (--max-replicas) on a Ray cluster only: set --replicas, --ray-address"
         )
+    first_token_s = settings.target_first_token_s
+    if first_token_s is not None and settings.max_replicas is None:
+        raise ConfigError(
+            "a target for the first token (--target-first-token) needs replicas to add: set their most (--max-replicas)"
+        )
+    if first_token_s is not None and not 0 < first_token_s < math.inf:
+        raise ConfigError(f"target_first_token_s must be a positive number of seconds, not {first_token_s:g}")
     if not settings.is_spread:
         return None
     if number is None and num_ranks == 1:
@@ -43,7 +51,9 @@ def choose_node_replicas(settings: Settings, num_ranks: int) -> NodeReplicas | N
         host, port = parse_address(settings.listen_ranks, default_host=LOOPBACK)
     token_file = settings.cluster_token_file or cluster_token.default_token_file(settings.cache_dir)
     join = JoinConfig(host=host, port=port, token_file=str(token_file.absolute()), ray=ray)
-    return NodeReplicas(number=number or 1, most=most, join=join, has_first_here=number is None)
+    return NodeReplicas(
+        number=number or 1, most=most, join=join, has_first_here=number is None, first_token_s=first_token_s
+    )
 
 
 def explain_nodes(nodes: NodeReplicas, num_ranks: int, reasons: Reasons) -> None:
