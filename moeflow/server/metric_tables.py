@@ -54,13 +54,18 @@ def _models_of(models: ModelPool) -> dict[tuple[str, ...], ServedModel]:
 
 
 def _replicas_of(models: ModelPool) -> dict[tuple[str, ...], ReplicaStatus]:
-    return {(model.name, str(i)): replica for model in models.named for i, replica in enumerate(model.replicas())}
+    """Return each replica, with its machine among the labels. An empty label stands for the server's machine."""
+    return {
+        (model.name, str(i), replica.host): replica
+        for model in models.named
+        for i, replica in enumerate(model.replicas())
+    }
 
 
 def _ranks_of(models: ModelPool) -> dict[tuple[str, ...], RankStats]:
     return {
-        (*labels, str(rank)): stats
-        for labels, replica in _replicas_of(models).items()
+        (model, number, stats.host or host, str(rank)): stats
+        for (model, number, host), replica in _replicas_of(models).items()
         for rank, stats in enumerate(replica.stats.ranks)
     }
 
@@ -236,10 +241,10 @@ _SPECULATOR_GAUGES: Final[Rows] = (
 TABLES: Final = (
     MetricTable(("model",), _models_of, _MODEL_GAUGES, _MODEL_COUNTERS),
     MetricTable(("model",), stats_of, _ENGINE_GAUGES, _ENGINE_COUNTERS),
-    MetricTable(("model", "replica"), _replicas_of, _REPLICA_GAUGES, _REPLICA_COUNTERS),
-    MetricTable(("model", "replica", "rank"), _ranks_of, _RANK_GAUGES, _RANK_COUNTERS),
-    MetricTable(("model", "replica", "lender"), _lenders_of, _LENDER_GAUGES),
-    MetricTable(("model", "replica", "speculator"), _resting_of, _SPECULATOR_GAUGES),
+    MetricTable(("model", "replica", "host"), _replicas_of, _REPLICA_GAUGES, _REPLICA_COUNTERS),
+    MetricTable(("model", "replica", "host", "rank"), _ranks_of, _RANK_GAUGES, _RANK_COUNTERS),
+    MetricTable(("model", "replica", "host", "lender"), _lenders_of, _LENDER_GAUGES),
+    MetricTable(("model", "replica", "host", "speculator"), _resting_of, _SPECULATOR_GAUGES),
     MetricTable(("model", "speculator"), _speculators_of, counters=_SPECULATOR_COUNTERS),
     MetricTable(("model", "speculator", "depth"), _depths_of, counters=_DEPTH_COUNTERS),
 )

@@ -263,8 +263,8 @@ async def test_numbers_of_each_model_and_of_all(fleet):
     for metric, of_models in expected.items():
         assert {name: values[f"moeflow_{metric}[{name}]"] for name in of_models} == of_models
     assert {name for name in values if name.startswith("moeflow_replica_ready")} == {
-        "moeflow_replica_ready[a][0]",
-        "moeflow_replica_ready[c][0]",
+        "moeflow_replica_ready[][a][0]",
+        "moeflow_replica_ready[][c][0]",
     }
     assert values["moeflow_request_duration_seconds_count[b]"] == 1
     assert (both["model"], both["num_running"], both["generated_tokens_total"]) == (None, 2, 19)

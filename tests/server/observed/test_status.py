@@ -165,8 +165,8 @@ async def test_engines_are_seen_while_the_first_one_starts(engine):
 async def test_each_replica_has_its_own_numbers_beside_the_totals(http, engine):
     engine.snapshot = msgspec.structs.replace(STATS, num_running=7)
     engine.replica_statuses = [
-        ReplicaStatus(EngineState.READY, msgspec.structs.replace(STATS, ranks=RANKS)),
-        ReplicaStatus(EngineState.READY, msgspec.structs.replace(STATS, num_running=3), is_slow=True),
+        ReplicaStatus(EngineState.READY, msgspec.structs.replace(STATS, ranks=RANKS), host="a"),
+        ReplicaStatus(EngineState.READY, msgspec.structs.replace(STATS, num_running=3), is_slow=True, host="b"),
         ReplicaStatus(EngineState.RESTARTING, EngineStats(engine_restarts_total=2)),
     ]
     assert (await http.get("/health")).json() == {
@@ -193,13 +193,16 @@ async def test_each_replica_has_its_own_numbers_beside_the_totals(http, engine):
         "tokens_per_pass": 3.25,
     }
     values = await read_metrics(http)
-    assert values[f"moeflow_rank_waited_seconds_total[{NAME}][1][0]"] == 2.5
-    assert values[f"moeflow_rank_busy_seconds_total[{NAME}][0][0]"] == 9.5
-    assert values[f"moeflow_rank_layers[{NAME}][1][0]"] == 2
-    assert values[f"moeflow_rank_experts[{NAME}][1][0]"] == 12
-    assert [values[f"moeflow_rank_slow[{NAME}][{rank}][0]"] for rank in range(2)] == [0, 1]
-    assert values[f"moeflow_rank_tokens_per_pass[{NAME}][0][0]"] == 4.5
-    assert f"moeflow_rank_experts[{NAME}][0][1]" not in values
+    assert values[f"moeflow_rank_waited_seconds_total[10.0.0.2][{NAME}][1][0]"] == 2.5
+    assert values[f"moeflow_rank_busy_seconds_total[a][{NAME}][0][0]"] == 9.5
+    assert values[f"moeflow_rank_layers[10.0.0.2][{NAME}][1][0]"] == 2
+    assert values[f"moeflow_rank_experts[10.0.0.2][{NAME}][1][0]"] == 12
+    assert [values[f"moeflow_rank_slow[{host}][{NAME}][{rank}][0]"] for rank, host in enumerate(("a", "10.0.0.2"))] == [
+        0,
+        1,
+    ]
+    assert values[f"moeflow_rank_tokens_per_pass[a][{NAME}][0][0]"] == 4.5
+    assert f"moeflow_rank_experts[b][{NAME}][0][1]" not in values
     expected = {
         "moeflow_requests_running": 7,
         "moeflow_replica_ready": (1, 1, 0),
@@ -212,9 +215,8 @@ async def test_each_replica_has_its_own_numbers_beside_the_totals(http, engine):
         "moeflow_replica_restarts_total": (3, 3, 2),
     }
     for name, want in expected.items():
-        of_model = f"{name}[{NAME}]"
-        replicas = range(3)
-        found = tuple(values[f"{of_model}[{it}]"] for it in replicas) if isinstance(want, tuple) else values[of_model]
+        labels = [f"[{host}][{NAME}][{it}]" for it, host in enumerate(("a", "b", ""))]
+        found = tuple(values[name + it] for it in labels) if isinstance(want, tuple) else values[f"{name}[{NAME}]"]
         assert found == want, name
 
 
@@ -300,9 +302,9 @@ async def test_drafts_by_speculator_and_depth(http, engine):
         f"moeflow_speculator_accepted_tokens_total[2][{NAME}][suffix]": 2,
         f"moeflow_speculator_accepted_tokens_total[1][{NAME}][draft]": 1,
         f"moeflow_speculator_drafting_seconds_total[{NAME}][draft]": 2.5,
-        f"moeflow_speculator_resting[{NAME}][0][suffix]": 0,
-        f"moeflow_speculator_resting[{NAME}][0][draft]": 1,
-        f"moeflow_speculator_resting[{NAME}][1][suffix]": 0,
+        f"moeflow_speculator_resting[][{NAME}][0][suffix]": 0,
+        f"moeflow_speculator_resting[][{NAME}][0][draft]": 1,
+        f"moeflow_speculator_resting[][{NAME}][1][suffix]": 0,
         f"moeflow_accepted_tokens_per_tree_bucket[0.0][{NAME}]": 4,
         f"moeflow_accepted_tokens_per_tree_bucket[1.0][{NAME}]": 9,
         f"moeflow_accepted_tokens_per_tree_bucket[+Inf][{NAME}]": 11,
@@ -310,7 +312,7 @@ async def test_drafts_by_speculator_and_depth(http, engine):
         f"moeflow_accepted_tokens_per_tree_sum[{NAME}]": 9,
     }
     assert {name: values[name] for name in expected} == expected
-    assert f"moeflow_speculator_resting[{NAME}][1][draft]" not in values
+    assert f"moeflow_speculator_resting[][{NAME}][1][draft]" not in values
     stats = (await http.get("/stats")).json()
     assert stats["speculators"] == [msgspec.to_builtins(suffix), msgspec.to_builtins(draft)]
     assert stats["trials"] == [msgspec.to_builtins(trial)]
