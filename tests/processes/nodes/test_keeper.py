@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -72,6 +73,12 @@ async def tokens_of(engine: ProcessEngine | Supervisor, disturb=None, name="requ
             disturb = None
         tokens += output.token_ids
     return tokens
+
+
+async def num_cached(supervisor: Supervisor, token: int) -> int:
+    """Return the cached tokens of a prompt of 100 equal ones."""
+    asked = msgspec.structs.replace(submission(number=1), prompt_token_ids=100 * [token])
+    return [output.num_cached_tokens async for output in supervisor.stream(asked)][-1]
 
 
 class Cluster:
@@ -322,6 +329,8 @@ def test_replicas_are_added_and_removed_under_a_stream(config):
 
             supervisor.scale(2)
             await until(lambda: [it.state for it in supervisor.replicas()] == 2 * [EngineState.READY])
+            cached = [await num_cached(supervisor, token) for token in 2 * (8, 9, 10)]
+            assert cached == [0, 0, 0, 96, 96, 96]  # each prompt goes where it is cached
             with pytest.raises(ConfigError, match="at least one replica must stay"):
                 supervisor.scale(0)
             await supervisor.shutdown(5)
