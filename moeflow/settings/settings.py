@@ -258,7 +258,7 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
         "than so many seconds.",
         shown_default="no target",
         is_served_only=True,
-        depends_on=("num_replicas", "max_replicas"),
+        depends_on=("num_replicas",),
     )
     listen_ranks: str | None = _device(
         "--listen-ranks",

@@ -294,6 +294,9 @@ def test_settings_that_depend_on_another_change_with_it():
     assert changes(on_device, {"pipeline": "cgopipe"}) == {"pipeline": "cgopipe"}
     assert changes(on_device, {"device": "cpu"}) == {"device": "cpu", "pipeline": None, "resident_experts": None}
     growing = dataclasses.replace(PLAN, settings={"num_replicas": 2, "max_replicas": 4})
+    quick = dataclasses.replace(PLAN, settings=growing.settings | {"target_first_token_s": 2.0})
+    assert changes(quick, {"max_replicas": 6}) == {"max_replicas": 6}
+    assert changes(quick, {"num_replicas": 1}) == dict.fromkeys(quick.settings) | {"num_replicas": 1}
     assert changes(growing, {"num_replicas": 1}) == {"num_replicas": 1, "max_replicas": None}
     assert changes(growing, {"num_replicas": 3, "max_replicas": 4}) == {"num_replicas": 3}
     assert changes(on_device, {"quantize": "int8"}) == {"quantize": "int8", "dtype": "auto"}
