@@ -214,7 +214,7 @@ def test_a_killed_front_loses_only_its_own_connections(server):
     with server.clients() as (victim, other):
         pid, before = server.front_of(victim), total(other, COUNT)
         stream_text(victim)
-        assert eventually(lambda: total(other, COUNT) == before + 1, PATIENCE_S)
+        assert eventually(lambda: total(other, COUNT) >= before + 1, PATIENCE_S)
         server.engine.pause_after = 3
         with (
             victim.stream("POST", "/v1/completions", json=STREAM) as lost,
@@ -228,7 +228,7 @@ def test_a_killed_front_loses_only_its_own_connections(server):
             server.engine.pause_after = None
             assert text_of(kept.iter_lines()) == REPLY
         assert eventually(lambda: server.app.state.service.models.num_unfinished == 0, PATIENCE_S)
-        assert eventually(lambda: total(other, COUNT) == before + 2, PATIENCE_S), "counts outlive it"
+        assert eventually(lambda: total(other, COUNT) >= before + 2, PATIENCE_S), "counts outlive it"
     with server.clients() as clients:  # there are two again
         assert [stream_text(client) for client in clients] == [REPLY, REPLY]
 
