@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,9 +54,13 @@ def test_a_process_that_has_ended_is_no_error(child):
 
 
 def test_only_a_server_of_moeflow_may_be_disturbed():
-    refused = pytest.raises(ConfigError, match="not `moeflow serve`: start a test server")
-    with socket.create_server(("127.0.0.1", 0)) as listener, refused:
-        find_processes(listener.getsockname()[1])
+    """Its own process, since this one may have children of other tests."""
+    code = "import socket; it = socket.create_server(('127.0.0.1', 0)); print(it.getsockname()[1], flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
+        with pytest.raises(ConfigError, match="not `moeflow serve`: start a test server"):
+            find_processes(int(other.stdout.readline()))
+        other.kill()
 
 
 @pytest.mark.parametrize("url", ["http://example.com:8000", "10.0.0.1:8000"])
