@@ -16,20 +16,20 @@ OF_A_STACK = 2  # launches more, of a layer with values in another format than q
 Expected = dict[str, Any]
 CASES: dict[str, tuple[Expected, int]] = {  # what the planner chooses, and launches of a decode pass at most
     "gpt_oss mxfp4": ({"format": "mxfp4", "routers": "bfloat16"}, MOST_LAUNCHES * SMALL_LAYERS),
+    "gptq 32": ({"format": "int4-g32"}, MOST_LAUNCHES * LAYERS),
+    "q4_k_m": ({"format": "q4_k", "head": "q6_k"}, MOST_LAUNCHES * LAYERS + OF_A_STACK * 2),
+    "deepseek_v3 fp8": ({"format": "fp8"}, MOST_OF_FAMILY["deepseek_v3"] * SMALL_LAYERS),
+    "qwen3_next fp8": ({"format": "fp8"}, 21 * SMALL_LAYERS),
+}
+MORE_CASES: dict[str, tuple[Expected, int]] = {  # the same kernels in other models, and formats of the same kind
     "fp8": ({"format": "fp8", "routers": "bfloat16"}, MOST_LAUNCHES * LAYERS),
     "awq": ({"format": "int4-g128"}, MOST_LAUNCHES * LAYERS),
-    "gptq 32": ({"format": "int4-g32"}, MOST_LAUNCHES * LAYERS),
     "q8_0": ({"format": "int8", "head": "int8"}, MOST_LAUNCHES * LAYERS),
-    "q4_k_m": ({"format": "q4_k", "head": "q6_k"}, MOST_LAUNCHES * LAYERS + OF_A_STACK * 2),
     "llama q4_k_m": ({"format": "q4_k"}, MOST_LAUNCHES * LAYERS + OF_A_STACK * 2),
     "q5_k_m": ({"format": "q5_k", "head": "q6_k"}, MOST_LAUNCHES * LAYERS + OF_A_STACK * 2),
     "iq4_xs": ({"format": "bfloat16", "head": ""}, MOST_LAUNCHES * LAYERS),
-    "deepseek_v3 fp8": ({"format": "fp8"}, MOST_OF_FAMILY["deepseek_v3"] * SMALL_LAYERS),
     "qwen2_moe gptq 32": ({"format": "int4-g32"}, MOST_LAUNCHES * SMALL_LAYERS),
     "qwen3_next gptq 32": ({"format": "int4-g32"}, MOST_LAUNCHES * SMALL_LAYERS + OF_A_STACK),
-    "qwen3_next fp8": ({"format": "fp8"}, 21 * SMALL_LAYERS),
-}
-MORE_CASES: dict[str, tuple[Expected, int]] = {  # formats that become integers of the GPU
     "q5_0 iq4_nl": ({"format": "q5_0", "head": "q5_0"}, MOST_LAUNCHES * LAYERS),
     "gptq 8": ({"format": "int8-g128"}, MOST_LAUNCHES * LAYERS),
 }
