@@ -1,7 +1,7 @@
 """Compiles Triton kernels for GPUs that are not there, and reads registers, stacks and instructions from the result.
 
 Runs in a process of its own without Triton's interpreter.
-`python -m tests.kernels.triton.ahead_of_time MODULE CAPABILITY...` prints the figures of each case as JSON.
+`python -m tests.kernels.triton.ahead_of_time MODULE few|all` prints the figures of each case as JSON.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+MOST_DIFFERENT = (75, 90)  # the oldest and the newest
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 # PTX shows both as the GPU runs them: the assembler neither joins loads nor takes products apart.
 WIDE_LOAD = re.compile(r"\bld\.global\S*\.(?:v4\.b32|v2\.b64)|\bcp\.async\.c[ag]\.\S+ [^;]*, (?:0x10|16)\b")
@@ -40,6 +40,12 @@ class Case:
     has_dot: bool = False  # tensor cores are wanted from sm_80 on
     has_wide_loads: bool = True  # 128 bits at a time
     capabilities: tuple[int, ...] = (75, 80, 89, 90)
+
+    @property
+    def few(self) -> tuple[int, ...]:
+        """The oldest GPU, or the newest where tensor cores are wanted. Empty for a case of others."""
+        found = tuple(it for it in self.capabilities if it in MOST_DIFFERENT)
+        return found[-1:] if self.has_dot else found[:1]
 
 
 @dataclass(frozen=True)
@@ -88,12 +94,12 @@ def _figures(case: Case, compiled: Any, capability: int) -> Compiled:
     )
 
 
-def main(module: str, capabilities: Sequence[int]) -> None:
-    """Print the figures of every case in a module's `CASES` for some compute capabilities."""
+def main(module: str, which: str) -> None:
+    """Print the figures of every case in a module's `CASES`, for few or all of its compute capabilities."""
     cases: list[Case] = importlib.import_module(module).CASES
-    found = [compile_case(case, it) for case in cases for it in case.capabilities if it in capabilities]
+    found = [compile_case(case, it) for case in cases for it in (case.few if which == "few" else case.capabilities)]
     print(json.dumps([asdict(it) for it in found]))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], [int(capability) for capability in sys.argv[2:]])
+    main(*sys.argv[1:])
