@@ -60,7 +60,7 @@ def test_a_model_that_is_not_there_is_one_line():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.thorough), signal.SIGINT])
 def test_a_generation_ends_quietly_and_its_trace_is_written(tiny, tmp_path, number):
     file = tmp_path / "trace.json"
     limits = ("--max-tokens", "90000", "--temperature", "0", "--kv-cache", "64MiB", "--threads", "1")

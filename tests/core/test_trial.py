@@ -81,7 +81,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
     ("noise", "number"),
-    thorough_unless(lambda noise, number: number == 0 or noise == 0.25, itertools.product(SEEDS, (0, 40))),
+    thorough_unless(lambda noise, number: number == 0, itertools.product(SEEDS, (0, 40))),
 )
 def test_noise_and_drift_never_cost_more_than_a_percent(case, noise, number):
     """Of 1000 passes. Passes without X show the noise, and early checks find a gain that fades."""

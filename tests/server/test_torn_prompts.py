@@ -19,6 +19,7 @@ from tests.tiny_lfm2 import write_tiny_lfm2
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.thorough,  # tests/engine/prompt_cache/test_processes.py kills writers of blocks at any moment
     pytest.mark.skipif(not extension.is_available(), reason="only kernels give the same bits every time"),
 ]
 
@@ -52,9 +53,7 @@ if any("moeflow.processes.main" in argument for argument in sys.orig_argv):
 """
 
 
-@pytest.fixture(
-    scope="module", params=[write_tiny_lfm2, pytest.param(write_tiny_granite_hybrid, marks=pytest.mark.thorough)]
-)
+@pytest.fixture(scope="module", params=[write_tiny_lfm2, write_tiny_granite_hybrid])
 def model(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     request.param(folder)

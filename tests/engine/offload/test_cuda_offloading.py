@@ -35,10 +35,16 @@ def device(monkeypatch):
     return device
 
 
-@pytest.fixture(params=["weights are pinned", "weights are staged"], autouse=True)
+@pytest.fixture(
+    params=["weights are pinned", pytest.param("weights are staged", marks=pytest.mark.thorough)], autouse=True
+)
 def _pinning(request, monkeypatch):
     if request.param == "weights are staged":
-        monkeypatch.setattr(CudaDevice, "pin", lambda *_: False)
+        stage_weights(monkeypatch)
+
+
+def stage_weights(monkeypatch):
+    monkeypatch.setattr(CudaDevice, "pin", lambda *_: False)
 
 
 def overrides(model, pipeline, micro_batch=3, share=0.4):
@@ -61,6 +67,13 @@ def test_nothing_races_and_tokens_are_the_same(model, device, monkeypatch, pipel
     assert device.cuda.launchers == {f"thread {threading.get_ident()}"}
     monkeypatch.undo()
     assert run(config, SHORT) == tokens
+
+
+def test_nothing_races_where_weights_are_staged(model, device, monkeypatch):
+    expected = run(overrides(model, "cgopipe"), SHORT)
+    stage_weights(monkeypatch)
+    assert run(overrides(model, "cgopipe"), SHORT) == expected
+    assert not device.cuda.races
 
 
 @pytest.mark.parametrize(("micro_batch", "share"), [(3, 0.4), (1, 0.0), (1000, 0.0)])

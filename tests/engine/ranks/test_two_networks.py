@@ -75,6 +75,7 @@ def server(namespace: str) -> Iterator[Callable[..., dict]]:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough  # test_joined_ranks.py cuts a link, test_ray_ranks.py runs ranks on three networks
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 def test_ranks_on_two_networks_answer_as_one_process_and_survive_a_pulled_cable(networks, tmp_path):
     first, second = networks
