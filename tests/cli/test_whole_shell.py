@@ -45,6 +45,7 @@ def test_generate_and_chat_agree_on_what_the_model_says(tiny):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough  # tests/cli/doctor compares each finding
 def test_doctor_says_that_the_model_fits(tiny):
     findings = json.loads(moeflow("doctor", tiny, "--json").stdout)
     assert {finding["topic"] for finding in findings} >= {"model", "fit", "KV cache", "requests"}

@@ -124,6 +124,7 @@ def test_a_damaged_expert_is_an_error_for_those_who_need_it(model, packed_weight
     assert not list(server.folder.iterdir())
 
 
+@pytest.mark.thorough  # tests/checkpoint/packed/test_resident_reader.py reads such files
 def test_damage_outside_of_experts_is_known_before_anything_is_served(model, packed_weights_file, start):
     flip_bit(packed_weights_file, spec_of(model, packed_weights_file).resident_start + 8)
     server = start("streamed")
@@ -153,6 +154,7 @@ def test_a_mapped_file_that_is_cut_ends_the_engine_and_with_it_the_server(packed
     assert not list(server.folder.iterdir())
 
 
+@pytest.mark.thorough  # tests/cli/test_storage_faults.py sends it to `pack`
 def test_sigterm_while_the_file_is_made(tmp_path, start):
     server = start("streamed")
     grows = partial_file(tmp_path / "mine.slabs")

@@ -36,6 +36,7 @@ from moeflow.processes.restart_limits import RestartLimits
 from moeflow.processes.supervisor import Supervisor
 from moeflow.settings.settings import Settings
 from tests.checkpoint.hub.hub_server import hub_of_this_process
+from tests.packed import pack_beside
 from tests.patience import PATIENCE_S
 from tests.processes.test_process import in_this_process
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -51,6 +52,7 @@ LONG = 1500
 def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny_mixtral(folder, max_position_embeddings=2048)
+    pack_beside(folder)  # so that engines import no torch
     return resolve(Settings(model=str(folder), cache_dir=folder, num_threads=1, max_num_seqs=4)).config
 
 
