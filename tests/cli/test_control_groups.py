@@ -13,6 +13,7 @@ from moeflow.core.units import MIB
 from moeflow.kernels.cpu import extension
 from tests.control_groups import limited_group
 from tests.marks import thorough_unless
+from tests.packed import know_this_machine
 from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = [pytest.mark.skipif(not extension.is_available(), reason=extension.why_not()), pytest.mark.slow]
@@ -25,6 +26,7 @@ REQUEST = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body":
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("limited") / "model"
     write_tiny_mixtral(folder)
+    know_this_machine(folder.parent / "cache")
     (folder.parent / "requests.jsonl").write_text(json.dumps(REQUEST) + "\n")
     return folder
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.hub.hub_server import running_hub
+from tests.packed import know_this_machine
 from tests.tiny_mixtral import write_tiny_mixtral
 
 MOEFLOW = (sys.executable, "-m", "moeflow.cli.main")
@@ -25,6 +26,7 @@ class Shell:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
         own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hf"), "MOEFLOW_CACHE": str(folder / "cache")}
         self.environment = clean | own
+        know_this_machine(folder / "cache")
 
     def start(self, *args: str) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
