@@ -18,7 +18,6 @@ from tests.soft_gpu import machine
 machine.prepare()
 
 from moeflow.core.engine_config import EngineConfig  # noqa: E402
-from moeflow.engine.ranks import main as rank_main  # noqa: E402
 from moeflow.engine.ranks import rank_processes  # noqa: E402
 from studies.small_families import Answers, prompts_of, small_config, write_small  # noqa: E402
 from tests.soft_gpu import device  # noqa: E402
@@ -29,7 +28,6 @@ LAYOUTS = (("sliced", "tensor"), ("expert", "replicated"))
 DENSE = {"llama": [("auto", "tensor")]}
 PIPELINE = "cgopipe"
 NO_PIPELINE = ("olmoe",)  # its norms run over all heads
-RANK = "rank"  # the first argument of a process that is one
 
 
 def main(families: list[str]) -> None:
@@ -65,19 +63,12 @@ def _shared(config: EngineConfig, prompts: list[list[int]], expected: Answers) -
 def _start_rank(_: str, descriptors: list[int], rank: int) -> subprocess.Popen[bytes]:
     """Start a rank with a GPU in software."""
     return subprocess.Popen(
-        [sys.executable, "-m", __spec__.name, RANK, *map(str, [*descriptors, rank])],
+        [sys.executable, "-m", "tests.soft_gpu.rank", *map(str, [*descriptors, rank])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=descriptors,
     )
 
 
-def be_rank(arguments: list[str]) -> None:
-    """Be a rank."""
-    sys.argv[1:] = arguments
-    with soft_offloading():
-        rank_main.main()
-
-
 if __name__ == "__main__":
-    be_rank(sys.argv[2:]) if sys.argv[1] == RANK else main(sys.argv[1:])
+    main(sys.argv[1:])
