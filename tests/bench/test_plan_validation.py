@@ -74,7 +74,10 @@ def test_what_was_planned_is_run(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
-@pytest.mark.parametrize("device", ["emulated:8MiB,1", "emulated:8MiB,1,t4", "emulated:8MiB,1,torch"])
+@pytest.mark.parametrize(
+    "device",
+    ["emulated:8MiB,1", pytest.param("emulated:8MiB,1,t4", marks=pytest.mark.thorough), "emulated:8MiB,1,torch"],
+)
 def test_a_plan_for_an_emulated_device_is_run(tmp_path, device):
     found = checked(tmp_path, "--device", device)
     rows = {row["name"]: row for row in found["checked"]}

@@ -218,7 +218,7 @@ def test_without_an_option_the_device_is_that_of_a_start(settings, device, monke
 
 
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
-@pytest.mark.parametrize("device_bytes", [840 * 10**6, 2 * 10**9])
+@pytest.mark.parametrize("device_bytes", [840 * 10**6, pytest.param(2 * 10**9, marks=pytest.mark.thorough)])
 def test_the_reason_for_a_gpu_is_that_of_its_plan(device_bytes, monkeypatch, tmp_path):
     """A start fits itself to the GPU. A plan for the workload may have no room there for all weights."""
     here = dataclasses.replace(host_resources(), accelerator="cuda:1", accelerator_free_bytes=2**31)

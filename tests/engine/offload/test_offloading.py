@@ -44,7 +44,7 @@ def test_tokens_are_those_of_the_plain_run(model, pipeline):
 
 
 @pytest.mark.parametrize("pipeline", [name for name in OFFLOADING if name != "zero-inference"])
-@pytest.mark.parametrize("kv_share", [1 / 3, 2 / 3, 1.0])
+@pytest.mark.parametrize("kv_share", [1 / 3, pytest.param(2 / 3, marks=pytest.mark.thorough), 1.0])
 def test_some_layers_keep_their_keys_and_values_on_the_device(model, pipeline, kv_share):
     expected = run(config(model))
     for micro_batch, num_hosted in ((1, 0), (3, 0), (1000, 0), (3, 2)):

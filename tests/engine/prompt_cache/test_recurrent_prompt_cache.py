@@ -30,7 +30,9 @@ pytestmark = pytest.mark.skipif(not extension.is_available(), reason="only kerne
 EVERY = 32
 
 
-@pytest.fixture(scope="module", params=[write_tiny_lfm2, write_tiny_granite_hybrid])
+@pytest.fixture(
+    scope="module", params=[write_tiny_lfm2, pytest.param(write_tiny_granite_hybrid, marks=pytest.mark.thorough)]
+)
 def model(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     request.param(folder)
@@ -249,7 +251,10 @@ class RecurrentRestarts(Restarts):
 
 
 @pytest.mark.slow
-def test_restarts_damage_and_eviction_never_show_in_answers(model, tmp_path):
+@pytest.mark.parametrize("write", [write_tiny_lfm2, write_tiny_granite_hybrid])
+def test_restarts_damage_and_eviction_never_show_in_answers(write, tmp_path):
+    model = tmp_path / "model"
+    write(model)
     machine = RecurrentRestarts
     machine.model, machine.root, machine.numbers, machine.expected = model, tmp_path, itertools.count(), {}
     with closing(load(model)) as machine.plain:

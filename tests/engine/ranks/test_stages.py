@@ -116,19 +116,24 @@ def alone(models):
 @pytest.mark.parametrize(
     ("name", "settings", "layout"),
     [
+        *(
+            pytest.param(*each, marks=pytest.mark.thorough)
+            for each in (
+                ("mixtral", {"quantize": "int8"}, {"stages": "1,3,1"}),
+                ("gemma4_text", {"quantize": "int8"}, {"stages": "3"}),
+                ("olmoe", {}, {"stages": "3"}),
+                ("qwen3_moe", {"kv_dtype": "bfloat16"}, {"stages": "3"}),
+                ("llama", {}, {"stages": "2", "num_ranks": 4, "attention_layout": "tensor"}),
+            )
+        ),
         ("mixtral", {}, {"stages": "2"}),
-        ("mixtral", {"quantize": "int8"}, {"stages": "1,3,1"}),
         ("mixtral", {"quantize": "int4", "kv_dtype": "int8"}, {"stages": "5"}),
         ("mixtral", {"dtype": "bfloat16", "prefix_caching": False}, {"stages": "2", "is_often_cut": False}),
         ("llama", {}, {"stages": "4,1"}),
-        ("gemma4_text", {"quantize": "int8"}, {"stages": "3"}),
         ("gemma4_text", {"kv_dtype": "int8"}, {"stages": "1,1,4"}),
-        ("olmoe", {}, {"stages": "3"}),
-        ("qwen3_moe", {"kv_dtype": "bfloat16"}, {"stages": "3"}),
         ("deepseek_v3", {"kv_dtype": "int8"}, {"stages": "2"}),
         ("mixtral", {}, {"stages": "2", "num_ranks": 4, "num_redundant_experts": 1}),
         ("qwen3_moe", {}, {"stages": "2,3", "num_ranks": 4, "expert_layout": "sliced", "attention_layout": "tensor"}),
-        ("llama", {}, {"stages": "2", "num_ranks": 4, "attention_layout": "tensor"}),
     ],
     ids=str,
 )
