@@ -209,7 +209,7 @@ def test_without_an_option_the_device_is_that_of_a_start(settings, device, monke
     monkeypatch.setattr(gpu_figures, "gpu_figures", lambda *_, **__: gpu_figures.GpuFigures(level, *links))
     write_tiny_mixtral(tmp_path / "model")
     asked = Settings(model=str(tmp_path / "model"), cache_dir=tmp_path, **settings)
-    plan = plan_for(PlanRequest(settings=asked, usage=usage())).plan
+    plan = plan_for(PlanRequest(settings=asked, usage=usage(num_sequences=8))).plan
     assert plan.config.device == device
     assert dict(plan.reasons)["device"].startswith(f"{device}: ")
     started = resolving.resolve(asked).config

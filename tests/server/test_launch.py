@@ -134,6 +134,7 @@ def test_an_engine_that_may_not_start_again_ends_its_requests_and_the_server(mor
 
 def test_a_killed_engine_goes_on_with_its_requests_anew_and_goes_with_its_server(server):
     bodies = [{"temperature": 0.8, "seed": 3}, {"stream": True}, {"stream": True, "n": 2, "seed": 4, "temperature": 1}]
+    bodies = [body | {"max_tokens": 2500} for body in bodies]
     calm = [server.post(**body) for body in bodies]
     disturbed = [server.in_background(**body) for body in bodies]
     first = server.engine()
