@@ -105,7 +105,7 @@ def measure(place: Place, options: Sequence[str], number: int, *, pass_s: float,
             until_ready(place, address[0], number)
             streams = str(int(SEATS * number * STREAMS_PER_SEAT))
             warm_up_s = str(max(10.0, 20 * pass_s))
-            client = (sys.executable, "-m", "studies.sleeping_engines.client", address[0], streams, warm_up_s)
+            client = (sys.executable, "-m", "studies.sleeping_engines.workers.client", address[0], streams, warm_up_s)
             with place.popen(*client, str(seconds), stdout=subprocess.PIPE) as measuring:
                 assert measuring.stdout is not None
                 measuring.stdout.readline()

@@ -262,7 +262,7 @@ def dense():
 
 @pytest.mark.weights
 @pytest.mark.slow
-@pytest.mark.thorough  # the test above compares what they were fitted to
+@pytest.mark.thorough  # the fingerprint above names the model of that fit
 def test_the_routers_that_come_along_are_what_fitting_gives(dense, monkeypatch):
     """For the first layer, which needs no other; processors round differently, so not to the bit."""
     source = builtin_source()

@@ -1,6 +1,6 @@
 """Keeps a server busy and prints what it did in a while, as JSON.
 
-    python -m studies.sleeping_engines.client URL STREAMS WARM_UP_S MEASURE_S
+    python -m studies.sleeping_engines.workers.client URL STREAMS WARM_UP_S MEASURE_S
 
 Streams follow each other without a pause. Tokens are those that the engines count.
 """
