@@ -46,6 +46,7 @@ ADDED = (
     (r"python -m studies.speculation .*", "--new-tokens 4"),
     (r"moeflow bench engine.*", "--batch 1 --prefill 8 --new-tokens 2 --repeats 1"),
     (r"moeflow bench quality .*", "--prompts 1 --new-tokens 4"),
+    (r"moeflow plan .* --device cuda .*", "--batch-size 64"),
     (r"moeflow plan .* --validate", "--prompt-len 8 --gen-len 4 --batch-size 2"),
     (r"moeflow generate --token-trees .*", "-p Once --speculator suffix --max-tokens 8"),
     (r"moeflow simulate serve .*", "--model mixtral-8x7b --machine h100 --weights int8 --num-requests 4"),
