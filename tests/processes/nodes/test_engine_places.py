@@ -106,7 +106,8 @@ def test_a_pause_of_this_process_is_no_silence():
 
 
 def test_keepers_stay_while_the_server_is_blocked(monkeypatch):
-    monkeypatch.setattr(engine_places, "GONE_S", 2.0)
+    for limit in ("SILENT_S", "GONE_S"):
+        monkeypatch.setattr(engine_places, limit, 2.0)
 
     async def body():
         async with opened() as (places, make):
@@ -117,12 +118,12 @@ def test_keepers_stay_while_the_server_is_blocked(monkeypatch):
             await raw.say(Beat(start.life, 1, 0))
             await raw.hear_a(Alive)
             await raw.say(Beat(start.life, 2, 0))
-            time.sleep(3.0)  # blocks the event loop
+            time.sleep(2.2)  # blocks the event loop
             assert not host.problem
             while host.look() != 2:
                 await asyncio.sleep(0.01)
             assert host.is_running
-            await raw.say(Beat(start.life, 3, 0, "pulling o/m: 40%"))
+            await raw.say(Beat(start.life, 3, 0, activity="pulling o/m: 40%"))
             while host.activity != "pulling o/m: 40%":
                 await asyncio.sleep(0.01)
 
@@ -254,14 +255,15 @@ def test_the_number_of_keepers_follows_that_of_engines():
 
 
 def test_the_log_names_the_missing_place(monkeypatch, caplog):
-    monkeypatch.setattr(engine_places, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(engine_places, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(engine_places, "BEAT_S", 0.05)
 
     async def body():
         async with opened() as (places, make):
             launches = [asyncio.create_task(places.launch(1)) for _ in range(2)]
             while "wait for a place" not in caplog.text:
                 await asyncio.sleep(0.05)
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(0.5)
             for _ in launches:
                 await make().say(FREE)
             await asyncio.gather(*launches)
