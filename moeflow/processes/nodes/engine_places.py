@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -262,12 +262,19 @@ class EnginePlaces:
             if not future.done():
                 future.set_result(self._start(group))
                 return
-        if self._num_excess:
+        if self._has_too_many_places:
             self._num_excess -= 1
             self._num_keepers -= 1
             for place in group:
                 self.say(place.identity, Leave())
                 del self._places[place.identity]
+
+    @property
+    def _has_too_many_places(self) -> bool:
+        """Whether keepers are to leave, and more are here than are to stay. Others may have gone by themselves."""
+        sizes = Counter(place.offer.group for place in self._places.values()).values()
+        num_here = sum(size // self.ranks.num_keepers for size in sizes)
+        return self._num_excess > 0 and self._num_keepers - self._num_excess < num_here
 
     async def _watch(self) -> None:
         """Show keepers that this server is there, and drop silent ones."""

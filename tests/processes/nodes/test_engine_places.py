@@ -166,6 +166,7 @@ def test_an_engine_of_ranks_gets_places_of_one_group():
             for each in (raw[1], raw[3]):
                 await each.hear_a(Start)
             (await launch).kill()
+            places.add_keepers(1)
             places.release()  # once the engine has ended
             for each in (raw[1], raw[3]):
                 await each.hear_a(Kill)
@@ -242,9 +243,12 @@ def test_the_number_of_keepers_follows_that_of_engines():
             places.release()
             places.release()
             assert places.add_keepers(1) == 0  # one of those stays
-            raw = make()
-            await raw.say(FREE)
-            await raw.hear_a(Leave)
+            raw = [make() for _ in range(3)]
+            for each in raw[:2]:
+                await each.say(FREE)
+                await each.hear_a(Alive)  # the third has gone by itself
+            await raw[2].say(FREE)
+            await raw[0].hear_a(Leave)
             assert places.add_keepers(2) == 2
             assert places.renew_keepers() == 4
             places.release()
