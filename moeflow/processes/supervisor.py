@@ -39,7 +39,7 @@ from moeflow.processes.replica import Replica, Start
 from moeflow.processes.replica_target import ReplicaTarget
 from moeflow.processes.restart_limits import MAX_PER_HOUR, RestartLimits
 from moeflow.processes.stall import TIMEOUT_S
-from moeflow.processes.stats_sum import summed
+from moeflow.processes.stats_sum import summed, totals_of, with_totals
 from moeflow.scheduler.dispatch import Dispatch
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class Supervisor:
             for number, start in enumerate(starts)
         ]
         self._draining: list[Replica] = []  # their machines leave, and others have their places
+        self._removed = EngineStats()  # totals of replicas that are no more
         self._model: ModelInfo | None = None  # that each engine serves, once the first is loaded
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_failure = on_failure
@@ -194,6 +195,7 @@ class Supervisor:
             replica.load_later()
         for replica in removed:
             self._move_requests(replica)
+            self._note_removed(replica)
             self._start_task(self._retire(replica, places))
         self._dispatch()
 
@@ -267,8 +269,8 @@ class Supervisor:
         return [replica.status for replica in self._all]
 
     def stats(self) -> EngineStats:
-        """Return the newest combined snapshot of all replicas, with requests that wait for one."""
-        stats = summed([replica.status.stats for replica in self._all])
+        """Return the newest combined snapshot of all replicas, with totals of removed ones and requests that wait."""
+        stats = with_totals(summed([replica.status.stats for replica in self._all]), self._removed)
         return msgspec.structs.replace(
             stats,
             num_waiting=stats.num_waiting + len(self._queue),
@@ -349,7 +351,7 @@ class Supervisor:
         """Whether a replica has a place for the first request of the queue. Each reports when it may have one, so none
         need ask the others after every pass.
         """
-        if not self._queue or replica.state is not EngineState.READY:
+        if not self._queue or replica.state not in (EngineState.READY, EngineState.DRAINING):
             return False
         first = self._queue[0]
         return replica.load_before(first).has_room(is_batch=first.submission.is_batch)
@@ -372,10 +374,16 @@ class Supervisor:
                 self._dispatch()
 
     def _end_drained(self) -> None:
-        """End the engines of machines that leave once they have no requests."""
+        """End the engines of machines that leave once they have no requests, unless they may get some."""
+        is_needed = bool(self._end) or (bool(self._queue) and self.state is not EngineState.READY)
         for replica in [each for each in self._draining if not list(each.requests)]:
-            self._draining.remove(replica)
-            self._start_task(replica.shutdown(0))
+            if not is_needed or replica.state is not EngineState.DRAINING:
+                self._draining.remove(replica)
+                self._note_removed(replica)
+                self._start_task(replica.shutdown(0))
+
+    def _note_removed(self, replica: Replica) -> None:
+        self._removed = totals_of(with_totals(replica.status.stats, self._removed))
 
     def _move_requests(self, replica: Replica) -> None:
         """Queue the requests of a replica for others."""
@@ -392,13 +400,15 @@ class Supervisor:
             replica.submit(self._queue.pop(0))
 
     def _choose(self, request: Continuation) -> Replica | None:
-        """Return the replica for a request; None: it has to wait."""
-        if len(self._replicas) == 1:
-            only = self._replicas[0]
-            return only if only.state in (EngineState.READY, EngineState.STALLED) else None
-        loads = [it.load_before(request) if it.state is EngineState.READY else None for it in self._replicas]
+        """Return the replica for a request; None: it has to wait. While none is ready, those that leave get some."""
+        if len(self._replicas) == 1 and self._replicas[0].state in (EngineState.READY, EngineState.STALLED):
+            return self._replicas[0]
+        replicas, able = self._replicas, EngineState.READY
+        if self.state is not EngineState.READY:
+            replicas, able = self._all, EngineState.DRAINING
+        loads = [it.load_before(request) if it.state is able else None for it in replicas]
         chosen = self._rule.choose(loads, is_batch=request.submission.is_batch)
-        return None if chosen is None else self._replicas[chosen]
+        return None if chosen is None else replicas[chosen]
 
     def _forget(self, request: Continuation) -> None:
         """Remove this request from the queue and all replicas."""

@@ -19,6 +19,7 @@ from moeflow.engine.client import EngineState
 from moeflow.processes import slowness
 from moeflow.processes.continuation import Continuation
 from moeflow.processes.deaths import Death
+from moeflow.processes.nodes.engine_places import RankPlaces
 from moeflow.processes.restart_limits import RestartLimits
 from moeflow.processes.slowness import LargestPass, SlowWatch
 from moeflow.processes.stats_sum import summed, totals_of, with_totals
@@ -565,6 +566,8 @@ def test_speculators_of_several_engines_are_counted_together():
 class Places:
     """Places on other machines, of which there are as many as the test says."""
 
+    ranks = RankPlaces()
+
     def __init__(self, world: World, number: int) -> None:
         self._world, self.free = world, asyncio.Semaphore(number)
 
@@ -609,6 +612,60 @@ def test_replicas_without_a_place_go_first_and_their_return_is_unknown():
             replica._note_failure()
         await until(lambda: [it for _, it in states(supervisor)] == [EngineState.GONE] * 3 + [EngineState.RESTARTING])
         assert supervisor.back_in_s > 30  # requests are better refused
+        await supervisor.shutdown(0)
+
+    run(body)
+
+
+def leave(engine: MortalEngine) -> None:
+    engine.state = EngineState.DRAINING
+    engine._on_change()
+
+
+async def with_places(world: World, number: int) -> Supervisor:
+    places = Places(world, number)
+    limits = partial(RestartLimits, 0)
+    supervisor = Supervisor([places.start] * number, limits, scheduler=scheduler_config(), places=places)
+    await supervisor.load()
+    await until(lambda: [it for _, it in states(supervisor)] == [EngineState.READY] * number)
+    return supervisor
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("number", [1, 2])
+def test_machines_that_all_leave_compute_what_waits(number, ends):
+    async def body():
+        world = World(num_blocks=40, max_num_seqs=1)
+        supervisor = await with_places(world, number)
+        leaving = engines(supervisor)
+        asked = [submission(f"r{at}", [at], 6) for at in range(6)]
+        reading = asyncio.gather(*(read(supervisor, each) for each in asked))
+        await until(lambda: len(world.submitted) >= number)
+        if number > 1:
+            world.kills = {world.num_passes + 1: Loss.IN_PASS}  # its requests continue in the other
+        ending = asyncio.create_task(supervisor.shutdown(30)) if ends else None
+        await asyncio.sleep(0)
+        for engine in leaving:
+            leave(engine)
+        for each, outputs in zip(asked, await reading, strict=True):
+            check_whole(each, outputs)
+        await (ending or until(lambda: all(engine._living.done() for engine in leaving)))
+        await supervisor.shutdown(0)
+
+    run(body)
+
+
+def test_totals_include_those_of_removed_replicas():
+    async def body():
+        supervisor = await with_places(World(num_blocks=40), 3)
+        await asyncio.gather(*(read(supervisor, submission(f"r{at}", [at])) for at in range(3)))
+        want = totals_of(supervisor.stats())
+        assert want.generated_tokens_total == 18
+        leave(engines(supervisor)[0])
+        await until(lambda: len(supervisor.replicas()) == 3)
+        assert totals_of(supervisor.stats()) == want
+        supervisor.scale(1)
+        assert totals_of(supervisor.stats()) == want
         await supervisor.shutdown(0)
 
     run(body)
