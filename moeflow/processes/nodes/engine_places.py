@@ -105,7 +105,6 @@ class EnginePlaces:
                 "address of this machine (--listen-ranks HOST:PORT)"
             ) from None
         self.port = int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
-        self._rank_port = RankPort(host)
         self._tasks = [asyncio.create_task(work) for work in (self._read(), self._watch(), self._admit())]
 
     def close(self) -> None:
@@ -118,7 +117,6 @@ class EnginePlaces:
         for future in self._waiting:
             future.cancel()
         if self.port:
-            self._rank_port.close()
             self._zap.close(linger=0)
             self._socket.close(linger=1000)  # the last words must get out
         self._context.term()
@@ -133,14 +131,15 @@ class EnginePlaces:
             return hosts[0]
         if not self.ranks.has_first_here:
             return RanksHost(hosts, [[host.address for host in hosts]] * len(hosts))
-        try:
-            first = await LocalHost.launch(max_num_seqs)
-        except BaseException:
+        with contextlib.ExitStack() as undoing:
             for host in hosts:
-                host.kill()
-            raise
-        own, others = self._rank_port.address, [host.address for host in hosts]
-        return RanksHost([first, *hosts], [[own, *others], *([(host.server, own[1]), *others] for host in hosts)])
+                undoing.callback(host.kill)
+            port = undoing.enter_context(contextlib.closing(RankPort(self.host)))
+            first = await LocalHost.launch(max_num_seqs)
+            undoing.pop_all()
+        own, others = port.address, [host.address for host in hosts]
+        addresses = [[own, *others], *([(host.server, own[1]), *others] for host in hosts)]
+        return RanksHost([first, *hosts], addresses, port)
 
     async def _wait_for_places(self) -> list[FarHost]:
         future: asyncio.Future[list[FarHost]] = asyncio.get_running_loop().create_future()

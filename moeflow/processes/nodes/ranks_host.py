@@ -17,6 +17,7 @@ from moeflow.core.engine_config import EngineConfig
 from moeflow.core.parallel_config import RankLinks
 from moeflow.processes.deaths import Death
 from moeflow.processes.engine_host import EngineHost
+from moeflow.processes.nodes.rank_port import RankPort
 
 _TOGETHER_S = 2.0  # within which ranks notice the end of another one
 _SECRET_BYTES = 32
@@ -25,10 +26,15 @@ _SECRET_BYTES = 32
 class RanksHost:
     """See `EngineHost`. The process of the first rank has the engine."""
 
-    def __init__(self, hosts: Sequence[EngineHost], addresses: Sequence[Sequence[Address]]) -> None:
-        """`addresses` has a row for each rank: those of all, as its machine knows them."""
+    def __init__(
+        self, hosts: Sequence[EngineHost], addresses: Sequence[Sequence[Address]], port: RankPort | None = None
+    ) -> None:
+        """`addresses` has a row for each rank: those of all, as its machine knows them. `port` is the first rank's if
+        it runs on this machine; it closes with the processes.
+        """
         self._first, self._hosts = hosts[0], hosts
         self._addresses = addresses
+        self._port = port
         self._has_config = False
 
     @property
@@ -103,6 +109,8 @@ class RanksHost:
     async def close(self) -> None:
         """See `EngineHost`."""
         await asyncio.gather(*(host.close() for host in self._hosts))
+        if self._port is not None:
+            self._port.close()
 
     def _cause(self, deaths: Mapping[int, Death | None]) -> Death | None:
         """Return the first cause of these ends by rank. A rank that ends because another one has reports no error."""

@@ -8,12 +8,14 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
 import zmq
 import zmq.asyncio
 
+from moeflow.core.errors import ConfigError
 from moeflow.parallel.tcp.curve_keys import CurveKeys
 from moeflow.processes.nodes import engine_places
 from moeflow.processes.nodes.engine_places import EnginePlaces, RankPlaces
@@ -173,6 +175,34 @@ def test_an_engine_of_ranks_gets_places_of_one_group():
                 await each.say(msgspec.structs.replace(FREE, group="b"))
             for each in (raw[1], raw[3]):
                 await each.hear_a(Leave)
+
+    run(body)
+
+
+def test_first_ranks_here_have_a_port_each(monkeypatch):
+    """A machine that leaves finishes its requests while the next engine already starts."""
+
+    async def launch(max_num_seqs: int) -> AsyncMock:
+        if max_num_seqs == 0:
+            raise ConfigError("no place for the socket")
+        return AsyncMock()
+
+    monkeypatch.setattr(engine_places.LocalHost, "launch", launch)
+
+    async def body():
+        async with opened(RankPlaces(2, has_first_here=True)) as (places, make):
+            raw = [make() for _ in range(3)]
+            for each in raw:
+                await each.say(FREE)
+                await each.hear_a(Alive)
+            hosts = [await places.launch(1) for _ in range(2)]
+            assert len({host._port.address for host in hosts}) == 2
+            for host in hosts:
+                await host.close()
+                assert host._port._socket.fileno() == -1
+            with pytest.raises(ConfigError):
+                await places.launch(0)
+            await raw[2].hear_a(Kill)
 
     run(body)
 
