@@ -115,7 +115,8 @@ class ServedModel:
             return 1
         replicas = self.generator.client.replicas()
         num_ready = sum(replica.state is EngineState.READY for replica in replicas)
-        return self.info.max_num_seqs // len(replicas) * max(num_ready, 1)
+        num_staying = sum(replica.state is not EngineState.DRAINING for replica in replicas)
+        return max(self.info.max_num_seqs // max(num_staying, 1), 1) * max(num_ready, 1)
 
     async def file_facts(self) -> FileFacts | None:
         """Return what the headers of its files say, read once, in a thread; None if they cannot be read."""

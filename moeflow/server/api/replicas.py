@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
 from moeflow.core.errors import ConfigError
+from moeflow.engine.client import EngineState
 from moeflow.processes.supervisor import Supervisor
 from moeflow.server.api.schema.strict_model import StrictModel
 from moeflow.server.errors import ApiError
@@ -38,7 +39,7 @@ async def scale(body: ScaleRequest, service: Annotated[Service, Depends(get_serv
     """Start further engines on the nodes of the server's Ray cluster, or end some. Running requests continue."""
     async with service.using(body.model) as model:
         client = model.loaded.client
-        before = len(client.replicas())
+        before = sum(replica.state is not EngineState.DRAINING for replica in client.replicas())
         if not isinstance(client, Supervisor):
             raise ApiError(409, "replicas_fixed", "this server has one engine, in its own process")
         try:

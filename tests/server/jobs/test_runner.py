@@ -114,8 +114,9 @@ async def test_only_a_window_of_the_input_is_in_the_engine(service, engine, tmp_
 
 async def test_the_window_follows_the_replicas_that_are_ready(service, engine, tmp_path):
     engine.model = msgspec.structs.replace(engine.model, max_num_seqs=6)
-    ready, starting = (ReplicaStatus(state, EngineStats()) for state in (EngineState.READY, EngineState.RESTARTING))
-    engine.replica_statuses = [ready, starting, starting]
+    known = (EngineState.READY, EngineState.RESTARTING, EngineState.DRAINING)
+    ready, starting, leaving = (ReplicaStatus(state, EngineStats()) for state in known)
+    engine.replica_statuses = [ready, starting, starting, leaving]
     engine.pause_after = 1
     job = asyncio.create_task(run(service, tmp_path, *(chat_line(str(i)) for i in range(40))))
 
