@@ -59,8 +59,11 @@ class RanksHost:
 
     @property
     def activity(self) -> str:
-        """See `EngineHost`: of the first busy rank."""
-        return next((activity for host in self._hosts if (activity := host.activity)), "")
+        """See `EngineHost`: of the first busy rank. The others wait for it."""
+        if activity := self._first.activity:
+            return activity
+        others = enumerate(self._hosts[1:], start=1)
+        return next((f"rank {rank} on {it.name}: {it.activity}" for rank, it in others if it.activity), "")
 
     def send(self, message: bytes) -> None:
         """See `EngineHost`. The first message is an `EngineConfig`."""

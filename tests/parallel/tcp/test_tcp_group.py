@@ -13,6 +13,7 @@ import torch
 
 from moeflow.cli.chaos.proxy import Proxy
 from moeflow.core.errors import GroupError
+from moeflow.parallel.tcp import mesh
 from moeflow.parallel.tcp.endpoint import Endpoint
 from moeflow.parallel.tcp.link import Kind, Link
 from moeflow.parallel.tcp.mesh import meet
@@ -187,7 +188,8 @@ def test_a_cut_link_is_late_on_both_sides():
         assert all("within 0.3 s" in error and "the network between is cut" in error for error in errors)
 
 
-def test_only_missing_ranks_are_taken():
+def test_only_missing_ranks_are_taken_and_the_log_names_them(monkeypatch, caplog):
+    monkeypatch.setattr(mesh, "_PATIENCE_S", 0.05)
     arrivals: queue.Queue[Link] = queue.Queue()
     with contextlib.closing(Endpoint(TOKEN)) as one:
         address = ("127.0.0.1", one.listen("127.0.0.1", 0, arrivals.put))
@@ -203,6 +205,7 @@ def test_only_missing_ranks_are_taken():
     complaint = r"rank 0 is not found: cannot connect to .* all machines of a cluster"
     with contextlib.closing(Endpoint(TOKEN)) as other, pytest.raises(GroupError, match=complaint):
         meet(1, [address, address], other, queue.Queue(), 0.3)
+    assert [caplog.text.count(f"waiting for rank {rank} (127.0.0.1:") for rank in (0, 1)] == [1, 3]
 
 
 def test_ranks_meet_in_any_order():

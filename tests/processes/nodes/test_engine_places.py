@@ -196,6 +196,12 @@ def test_first_ranks_here_have_a_port_each(monkeypatch):
                 await each.say(FREE)
                 await each.hear_a(Alive)
             hosts = [await places.launch(1) for _ in range(2)]
+            hosts[0]._first.activity = ""
+            for each in raw[:2]:
+                life = (await each.hear_a(Start)).life
+                await each.say(Beat(life, 0, 0, activity="pulling o/m: 40%"))
+            while hosts[0].activity != "rank 1 on node: pulling o/m: 40%":
+                await asyncio.sleep(0.01)
             assert len({host._port.address for host in hosts}) == 2
             for host in hosts:
                 await host.close()
