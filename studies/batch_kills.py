@@ -45,7 +45,7 @@ def write_input(path: Path, num_lines: int) -> None:
         for number in range(num_lines):
             body = {
                 "prompt": f"Story {number}: once",
-                "max_tokens": 100 + number % 101,
+                "max_tokens": 200 + number % 101,
                 "seed": number,
                 "temperature": 1.0,
             }
