@@ -400,7 +400,7 @@ class Supervisor:
             replica.submit(self._queue.pop(0))
 
     def _choose(self, request: Continuation) -> Replica | None:
-        """Return the replica for a request; None: it has to wait. While none is ready, those that leave get some."""
+        """Return the replica for a request; None: it has to wait. While none is ready, leaving ones get some."""
         if len(self._replicas) == 1 and self._replicas[0].state in (EngineState.READY, EngineState.STALLED):
             return self._replicas[0]
         replicas, able = self._replicas, EngineState.READY

@@ -564,7 +564,7 @@ def test_speculators_of_several_engines_are_counted_together():
 
 
 class Places:
-    """Places on other machines, of which there are as many as the test says."""
+    """A given number of places on other machines."""
 
     ranks = RankPlaces()
 

@@ -1,7 +1,7 @@
 """Messages between the processes that start keepers by Ray: lines of JSON on their pipes, text to Ray itself.
 
-The server's process -> `Connect` -> the process that speaks to Ray, <- `Connected`; `LaunchOrder` -> (Ray)
-`KeeperOrder` -> a keeper on a node; back come `KeeperNews` and a `KeeperEnd`, and of all together `LaunchReport`s.
+The server sends `Connect` and a `LaunchOrder` to the process that speaks to Ray, which answers with `Connected` and
+`LaunchReport`s. A keeper on a node gets a `KeeperOrder`, and answers with `KeeperNews` and a `KeeperEnd`.
 """
 
 from __future__ import annotations

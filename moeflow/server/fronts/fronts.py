@@ -90,7 +90,7 @@ class Fronts:
         await self._have_all_started.wait()
 
     def drain(self) -> None:
-        """Have all refuse new requests, also those that are started later."""
+        """Have all refuse new requests, later fronts too."""
         self._is_draining = True
         for desk in self._desks.values():
             desk.link.send(Drain())
