@@ -24,6 +24,7 @@ class FlagSettings(TypedDict, total=False):
     ranks: int | str | None
     redundant_experts: int | str | None
     replicas: int | str | None
+    target_first_token: float | str | None
     speculator: str | list[str] | tuple[str, ...]
     trace: str | os.PathLike[str] | None
     graph: str | os.PathLike[str] | None

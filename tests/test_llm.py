@@ -248,7 +248,7 @@ def test_a_plan_of_several_replicas_is_refused_before_anything_is_loaded(folder,
     plan = resolve(settings).plan
     assert plan.num_replicas == 2
     monkeypatch.setattr("moeflow.llm.Engine.load", None)
-    with pytest.raises(ConfigError, match=r"for 2 engines \(--replicas\).* give the plan to these \(--plan\)"):
+    with pytest.raises(ConfigError, match=r"for several engines \(--replicas\).* Give the plan to these \(--plan\)"):
         LLM.from_plan(plan)
 
 

@@ -263,8 +263,8 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
     listen_ranks: str | None = _device(
         "--listen-ranks",
         "text",
-        "[HOST:]PORT at which other machines join, with `moeflow join`: each as a rank, or with --replicas as an "
-        "engine. A port alone takes only processes of this machine.",
+        "[HOST:]PORT at which other machines join, with `moeflow join`: each as a rank, or as an engine "
+        "(--replicas). A port alone takes only processes of this machine.",
         shown_default="all processes are on this machine; with --ray-address, an address of this node",
     )
     cluster_token_file: Path | None = _device(

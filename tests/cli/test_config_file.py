@@ -178,7 +178,7 @@ def verb(monkeypatch, tmp_path):
         calls.append((args, kwargs))
         raise MoeflowError("far enough")
 
-    for name in ("plan_for", "pack", "join", "lend"):
+    for name in ("plan_for", "pack", "keep_engines", "lend"):
         monkeypatch.setitem(vars(lazy), name, noted)
     monkeypatch.delenv("MOEFLOW_CACHE", raising=False)
     (tmp_path / "config.json").write_text("{}")

@@ -145,10 +145,12 @@ class Target:
         return request
 
     def _headers(self, request: Request) -> list[tuple[bytes, bytes]]:
-        """Return all headers; a key may be any text, as UTF-8."""
+        """Return all headers; a key may be any text, as UTF-8. Threads that share a client lose sockets of connections
+        that stay open.
+        """
         name, _, value = request.key_header.format(self._shared.api_key).partition(": ")
         pairs = [*request.headers.items(), *([(name, value)] if name else [])]
-        return [(name.encode(), value.encode()) for name, value in pairs]
+        return [(b"Connection", b"close"), *((name.encode(), value.encode()) for name, value in pairs)]
 
 
 def _key_header(path: str) -> str:
