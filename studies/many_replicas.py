@@ -2,7 +2,7 @@
 
     python -m studies.many_replicas --out FILE
 
-The dispatch rule and the schedulers are those that serve; a pass takes a fixed time and some for each token. All
+The dispatch rule and the schedulers are the ones of a server. A pass takes a fixed time, and some for each token. All
 requests are there from the start. Speed counts until the last request has begun: afterwards engines run empty, however
 many there are.
 """

@@ -16,7 +16,6 @@ from typing import Protocol
 import zmq
 import zmq.asyncio
 
-from moeflow.core.errors import ConfigError
 from moeflow.parallel.process_watch import ProcessWatch
 from moeflow.processes.deaths import Death, OomKills, name_death
 from moeflow.processes.pass_record import PassRecord, make_descriptor
@@ -105,8 +104,7 @@ class LocalHost:
             try:
                 socket.bind(folder.address)
             except zmq.ZMQError as error:
-                remedy = "let TMPDIR name a folder of your own with a short path"
-                raise ConfigError(f"cannot make a socket in {folder.path}: {error.strerror}; {remedy}") from None
+                raise folder.unusable(error.strerror) from None
             # A session of its own: Ctrl-C in the terminal reaches this process only, which then ends the engine.
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "moeflow.processes.main", folder.address, str(os.getpid()), str(descriptor)),

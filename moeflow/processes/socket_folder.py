@@ -15,6 +15,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from moeflow.core.errors import ConfigError
+
 _PREFIX = "moeflow-"
 _OURS = re.compile(r"engine|http|token|replica-\d+(\.new)?")  # names of its files
 _FRESH_S = 60.0  # a younger folder's server may not have taken its lock yet
@@ -34,6 +36,11 @@ class SocketFolder:
     def address(self) -> str:
         """Where the socket is bound."""
         return f"ipc://{self.path}/engine"
+
+    def unusable(self, reason: str) -> ConfigError:
+        """Return the error for a socket that cannot be bound here."""
+        remedy = "let TMPDIR name a folder of your own with a short path"
+        return ConfigError(f"cannot make a socket in {self.path}: {reason}; {remedy}")
 
     def remove(self) -> None:
         """Remove it with the socket. May be called again."""

@@ -51,7 +51,7 @@ with on_demand(__name__):
 logger = logging.getLogger(__name__)
 
 _TARGET_S = 1.0  # how often the number of replicas is compared with the load
-_PLACE_S = 60.0  # a guess: a place on another machine may appear at any time
+_PLACE_S = 60.0  # an estimate: a place on another machine may appear at any time
 _LOOK_S = 0.02  # how often a shutdown looks whether all requests have ended
 _BEST_FIRST = (EngineState.READY, EngineState.RESTARTING, EngineState.DRAINING, EngineState.STALLED)
 

@@ -74,7 +74,7 @@ class _Service:
         self._events: list[tuple[float, int]] = []  # a heap: times at which engines have news, and their numbers
         self._changed: set[int] = set()  # engines that may begin a pass now
         self._loads = [replica.load for replica in self._replicas]
-        self._waits = False  # the queue's first request, as no engine has had room
+        self._waits = False  # the queue's first request: no engine had a place
 
     def run(self) -> list[ServedVirtually]:
         """Serve all requests."""

@@ -2,7 +2,7 @@
 Ray.
 
 It runs in a process of its own, which Ray may end: it does so when the cluster's head is gone for long. Ray places an
-actor for each keeper, those of an engine's ranks together or not at all. The actor only runs the keeper's process,
+actor for each keeper: for all ranks of an engine, or for none. The actor only runs the keeper's process,
 which connects to the server like `moeflow join`. Results never pass through Ray.
 
 These processes are no children of Ray's: Ray kills its workers' children when a node loses the cluster, but a keeper

@@ -53,7 +53,7 @@ class LaunchOrder(msgspec.Struct, frozen=True):
     num_keepers: int  # of each engine: its ranks on nodes
     placement: str  # of these; see `RAY_PLACEMENTS`
     has_first_here: bool  # the first rank of the only engine is on this node, and it cannot start without the others
-    deadline_s: float  # in which the cluster must have places for these
+    deadline_s: float  # until the cluster must have places for these
     keeper: KeeperOrder
 
 

@@ -270,7 +270,7 @@ class EnginePlaces:
 
     @property
     def _has_too_many_places(self) -> bool:
-        """Whether keepers are to leave, and more are here than are to stay. Others may have gone by themselves."""
+        """Whether keepers are to leave, and there are more than must stay. Others may have gone by themselves."""
         sizes = Counter(place.offer.group for place in self._places.values()).values()
         num_here = sum(size // self.ranks.num_keepers for size in sizes)
         return self._num_excess > 0 and self._num_keepers - self._num_excess < num_here

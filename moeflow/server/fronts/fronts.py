@@ -14,7 +14,6 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 
-from moeflow.core.errors import ConfigError
 from moeflow.engine.client import EngineClient
 from moeflow.parallel.process_watch import ProcessWatch
 from moeflow.processes.pass_record import make_memory
@@ -50,8 +49,7 @@ class Fronts:
         try:
             self.server_socket.bind(f"{self._folder.path}/http")
         except OSError as error:
-            remedy = "let TMPDIR name a folder of your own with a short path"
-            raise ConfigError(f"cannot make a socket in {self._folder.path}: {error}; {remedy}") from None
+            raise self._folder.unusable(str(error)) from None
         self._desks: dict[int, Desk] = {}
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._watches: dict[int, ProcessWatch] = {}

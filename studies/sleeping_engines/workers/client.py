@@ -1,8 +1,8 @@
-"""Keeps a server busy and prints what it did in a while, as JSON.
+"""Keeps a server busy, and prints its tokens and seconds as JSON.
 
     python -m studies.sleeping_engines.workers.client URL STREAMS WARM_UP_S MEASURE_S
 
-Streams follow each other without a pause. Tokens are those that the engines count.
+Streams follow each other without a pause. The engines count the tokens.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def tokens_so_far(url: str) -> int:
 
 
 async def measure(url: str, num_streams: int, warm_up_s: float, measure_s: float) -> dict[str, float]:
-    """Return tokens and seconds of a while in which all streams run."""
+    """Return tokens and seconds. All streams run meanwhile."""
     address = urlsplit(url)
     assert address.hostname is not None
     assert address.port is not None
