@@ -81,7 +81,10 @@ COVERED = (
         "tests/studies/test_attention_places.py::test_every_case_is_measured_and_a_slow_link_makes_fetching_slow",
     ),
     (r"python -m studies.report", "tests/studies/test_report.py::test_page_and_readme_are_what_the_records_say"),
-    (r"python -m studies.paper", "tests/studies/paper/test_command.py::test_tables_and_what_each_term_changes"),
+    (
+        r"python -m studies.paper moe-lightning",
+        "tests/studies/paper/test_command.py::test_tables_and_what_each_term_changes",
+    ),
     (
         r"pip install .*examples/eviction_policy",
         "tests/test_examples.py::test_a_policy_and_a_predictor_are_in_the_help_and_are_replayed",

@@ -1,1 +1,1 @@
-"""What MoE-Lightning published, beside what the simulator and the planner say of the same settings."""
+"""Published results of the four papers, beside predictions and measurements of the same settings."""

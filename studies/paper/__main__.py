@@ -1,53 +1,35 @@
-"""MoE-Lightning's published figures beside predictions for the same settings."""
+"""The four papers: each one's published results beside ours, and the list of all."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from moeflow.cli.bench.output import result_options
-from moeflow.cli.progress import bar
+from moeflow.cli.bench.output import show
 from studies.harness.command import run_study
-from studies.harness.records import publish
-from studies.paper.one_device import CELLS, predictions
-from studies.paper.several_devices import HOSTS, LINK_GB_PER_S, SCALINGS, case_study, scaling
-from studies.paper.tables import tables
+from studies.paper.experiments import experiments_tables, status_counts
+from studies.paper.moe_lightning import moe_lightning
 
 EPILOG = """\b
 Examples:
-  python -m studies.paper
-  python -m studies.paper --json
-
-Nothing is measured, and no published figure of a whole model went into a prediction. Columns add one term after the
-other to data sheets. The settings are those of tables 4 and 5 and figure 7, several T4s (figures 7 and 8) and two A100s
-(figure 10).
+  python -m studies.paper list
+  python -m studies.paper moe-lightning
 """
 
 
-@click.command(epilog=EPILOG)
-@result_options
-def paper(as_json: bool, out: Path | None) -> None:
-    """Hold the simulator against what MoE-Lightning published; it takes some minutes."""
-    scaled = sum(len(one.rows) for one in SCALINGS)
-    points = len(HOSTS) * len(LINK_GB_PER_S)
-    with bar(len(CELLS) + scaled + points) as shown:
+@click.group(epilog=EPILOG)
+def paper() -> None:
+    """Show what the four papers published, beside what this project predicts and measures."""
 
-        def on_cell(title: str) -> None:
-            shown.say(title)
-            shown.advance()
 
-        cells, found, case = predictions(on_cell), [], []
-        shown.say("two and four T4s")
-        for one in scaling():
-            found.append(one)
-            shown.advance()
-        shown.say("two A100-80G")
-        for point in case_study():
-            case.append(point)
-            shown.advance()
-    publish("paper", tables, out, as_json=as_json, cells=cells, scaling=found, case_study=case)
+@paper.command("list")
+def list_experiments() -> None:
+    """List the papers' tables and figures, the command of each, and its status."""
+    for table in experiments_tables():
+        show(table)
+    click.echo(f"Of all: {status_counts()}.")
 
+
+paper.add_command(moe_lightning)
 
 if __name__ == "__main__":
     run_study(paper)

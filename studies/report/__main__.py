@@ -41,6 +41,7 @@ from studies.memory_budget import table as memory_table
 from studies.offload.device_table import device_groups, device_table
 from studies.offload.tables import offload_table
 from studies.page_streaming_table import table as streaming_table
+from studies.paper.experiments import experiments_tables, status_counts
 from studies.paper.tables import tables as paper_tables
 from studies.parallel.plots import plot_parallel
 from studies.parallel.tables import parallel_tables, title
@@ -83,7 +84,7 @@ def write_page(results: Path, docs: Path) -> None:
     machines = {machine: machines[machine] for machine in by_headlines}
     found_claims = {machine: found_claims[machine] for machine in by_headlines}
     tables = [f"{summary(machine, made)}\n" for machine, made in found_claims.items() if made]
-    parts = [intro, *tables, explained]
+    parts = [intro, *tables, explained, papers_section()]
     for machine, found in machines.items():
         parts.append(f"\n## {machine}\n")
         for kind, (heading, write) in SECTIONS.items():
@@ -97,6 +98,12 @@ def write_page(results: Path, docs: Path) -> None:
     readme = docs.parents[1] / "README.md"
     if records and readme.exists():
         write_figures(readme, readme_table(*next(iter(found_claims.items()))))
+
+
+def papers_section() -> str:
+    """Write the list of the four papers' tables and figures."""
+    tables = "\n".join(table.to_markdown() for table in experiments_tables())
+    return f"\n## The four papers' tables and figures\n\nOf all: {status_counts()}.\n\n{tables}"
 
 
 def write_figures(readme: Path, figures: str) -> None:

@@ -1,4 +1,4 @@
-"""`python -m studies.paper` as a user runs it, without the searches: tests of its output make those."""
+"""`python -m studies.paper moe-lightning` as a user runs it, without the searches: tests of its output make those."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from studies.paper.one_device import CELLS
 from tests.studies import running
 
-paper = importlib.import_module("studies.paper.__main__")
+paper = importlib.import_module("studies.paper.moe_lightning")
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def shortened(monkeypatch):
 
 @pytest.mark.usefixtures("shortened")
 def test_tables_and_what_each_term_changes():
-    shown = running.run("studies.paper")
+    shown = running.run("studies.paper", "moe-lightning")
     assert shown.exit_code == 0, shown.output
     for text in (
         "+10%",
@@ -59,7 +59,7 @@ def test_tables_and_what_each_term_changes():
 
 @pytest.mark.usefixtures("shortened")
 def test_a_record_for_machines(tmp_path):
-    shown = running.run("studies.paper", "--json", "--out", str(tmp_path / "paper.jsonl"))
+    shown = running.run("studies.paper", "moe-lightning", "--json", "--out", str(tmp_path / "paper.jsonl"))
     record = json.loads(shown.stdout)
     assert record["kind"] == "paper"
     assert record["cells"][0]["rows"][0]["published"] == CELLS[0].rows[0].tokens_per_s

@@ -1,0 +1,332 @@
+"""Tables and figures of the four papers, the command that shows ours, and whether it agrees.
+
+The list has the numbered results that the papers' claims rest on. Diagrams of well-known parts are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from moeflow.bench.tables import Table
+
+Status = Literal["reproduced", "partly", "not", "cannot be shown here"]
+
+EXPERTFLOW: Final = "ExpertFlow"
+LIGHTNING: Final = "MoE-Lightning"
+SLICED: Final = "Sliced experts"
+SIDA: Final = "SiDA"
+PAPERS: Final = (EXPERTFLOW, LIGHTNING, SLICED, SIDA)
+STATUSES: Final[tuple[Status, ...]] = ("reproduced", "partly", "not", "cannot be shown here")
+
+_LIGHTNING_STUDY: Final = "python -m studies.paper moe-lightning"
+_LAYER: Final = "python -m studies.parallel --experts 128"
+_SIDA_STUDY: Final = "python -m studies.sida MODEL --data FILE"
+_SIMULATED: Final = "moeflow simulate serve --machine t4 --devices 4 --model mixtral-8x7b --rate 500"
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A table or figure of a paper."""
+
+    paper: str
+    number: str
+    subject: str
+    command: str
+    status: Status
+    cause: str  # of the status, in one short sentence; of a reproduced figure, the evidence
+
+
+EXPERIMENTS: Final = (
+    Experiment(
+        EXPERTFLOW,
+        "figure 3.1",
+        "path of a request in seven steps",
+        "moeflow serve MODEL --replicas 2",
+        "partly",
+        "Requests come over HTTP; the figure has RPC, too.",
+    ),
+    Experiment(
+        EXPERTFLOW,
+        "figure 3.2",
+        "synchronous expert-parallel schedule and its idle time",
+        "python -m studies.parallel",
+        "reproduced",
+        "Ranks measure the idle time of each section.",
+    ),
+    Experiment(
+        EXPERTFLOW,
+        "figure 3.3",
+        "asynchronous expert-parallel schedule and its idle time",
+        "python -m studies.parallel.simulated --machine h100 --model dbrx --ranks 8",
+        "not",
+        "The engine's ranks wait for each other in each expert layer.",
+    ),
+    Experiment(
+        EXPERTFLOW,
+        "figures 3.7 and 3.8",
+        "time line of the tasks of each resource",
+        "moeflow generate --trace trace.json -p Once",
+        "reproduced",
+        "ui.perfetto.dev shows the trace; waits are tasks of their own.",
+    ),
+    Experiment(
+        EXPERTFLOW,
+        "table 6.1",
+        "requests a second on four T4s, and with padded batches",
+        _SIMULATED,
+        "partly",
+        "Continuous batching gains as much over padded batches; the absolute rates are twice too high.",
+    ),
+    Experiment(
+        EXPERTFLOW,
+        "table 6.2",
+        "generated tokens a second on four T4s, and with padded batches",
+        _SIMULATED,
+        "partly",
+        "As table 6.1.",
+    ),
+    Experiment(
+        EXPERTFLOW,
+        "table 6.3",
+        "latency of requests on four T4s, and with padded batches",
+        _SIMULATED,
+        "not",
+        "Continuous batching shortens simulated latencies by 61%, and published ones by 13%.",
+    ),
+    *(
+        Experiment(
+            EXPERTFLOW,
+            f"figure 6.{number}",
+            f"latency over a request's length at {rate} requests/s",
+            f"moeflow bench serve MODEL --rate {rate}",
+            "partly",
+            "The picture is drawn for the built-in model on a CPU, at lower rates.",
+        )
+        for number, rate in ((2, 50), (3, 100), (4, 250), (5, 500))
+    ),
+    Experiment(
+        EXPERTFLOW,
+        "figure 6.6",
+        "speed-up by token trees, five sets of prompts",
+        "python -m studies.speculation --speculator suffix --speculator dense-source",
+        "partly",
+        "1.20 to 1.42 instead of 1.91 to 2.75: the draft has as many parameters as the target reads for a token.",
+    ),
+    Experiment(
+        LIGHTNING,
+        "table 2",
+        "machines and models S1, S2, S6 to S9",
+        "moeflow simulate pipeline --machine paper-s1 --model mixtral-8x7b --batch-size 936 --micro-batch 36",
+        "reproduced",
+        "Machine and model files have these settings.",
+    ),
+    Experiment(
+        LIGHTNING, "table 3", "workloads", _LIGHTNING_STUDY, "reproduced", "The predictions have these workloads."
+    ),
+    Experiment(
+        LIGHTNING,
+        "figure 4",
+        "roofline of attention",
+        "moeflow plan mixtral-8x7b --machine paper-s2 --roofline roofs.png",
+        "partly",
+        "The plan does not use turning point P1.",
+    ),
+    Experiment(
+        LIGHTNING,
+        "figure 5",
+        "roofline of experts",
+        "moeflow plan mixtral-8x7b --machine paper-s2 --roofline roofs.png",
+        "partly",
+        "As figure 4.",
+    ),
+    Experiment(
+        LIGHTNING,
+        "figure 6",
+        "schedules of CGOPipe and of four others",
+        "moeflow simulate pipeline --machine paper-s1 --model mixtral-8x7b --batch-size 936 --micro-batch 36 "
+        "--picture schedules.png",
+        "reproduced",
+        "The picture has each pipeline's tasks and idle times.",
+    ),
+    Experiment(
+        LIGHTNING,
+        "figure 7",
+        "throughput of MTBench",
+        _LIGHTNING_STUDY,
+        "partly",
+        "18 of 22 predictions are within 35%; MoE-Lightning on the L4 is up to 56% slower than predicted.",
+    ),
+    Experiment(
+        LIGHTNING,
+        "figure 8",
+        "two and four T4s",
+        _LIGHTNING_STUDY,
+        "partly",
+        "Four T4s are predicted 1.6 to 2.5 times as fast as two; published are 2.1 to 3.4.",
+    ),
+    Experiment(
+        LIGHTNING,
+        "figure 9",
+        "attention on the host beside moving keys and values",
+        "python -m studies.attention_places mixtral-8x7b --device emulated:4GiB,3",
+        "partly",
+        "Attention is 3 to 11 times as fast as moving, over an emulated link of 3 GB/s.",
+    ),
+    Experiment(
+        LIGHTNING,
+        "figure 10",
+        "the best policy as link and host change",
+        _LIGHTNING_STUDY,
+        "partly",
+        "Its statements hold; equation 9 alone would let the host attend earlier than the search does.",
+    ),
+    Experiment(
+        LIGHTNING,
+        "table 4",
+        "throughput of HELM",
+        _LIGHTNING_STUDY,
+        "partly",
+        "18 of 20 predictions of tables 4 and 5 are within 35%, with measured kernels; with data sheets alone 4 are.",
+    ),
+    Experiment(LIGHTNING, "table 5", "variants of FlexGen", _LIGHTNING_STUDY, "partly", "As table 4."),
+    Experiment(
+        SLICED,
+        "figure 6.1",
+        "time of the first and last encoder and decoder layer",
+        "python -m studies.parallel",
+        "not",
+        "One layer is measured, in processor time.",
+    ),
+    Experiment(
+        SLICED,
+        "figure 6.2",
+        "speed-up over the number of experts",
+        "python -m studies.parallel --experts 8 --experts 16 --experts 32 --experts 64 --experts 128 --experts 256",
+        "partly",
+        "3.8 to 5.5 in a layer's processor time, over capacity that drops no token; published are up to 6.84.",
+    ),
+    Experiment(
+        SLICED,
+        "figure 6.3",
+        "speed-up over the batch",
+        f"{_LAYER} --tokens 500 --tokens 2048 --tokens 7500",
+        "not",
+        "No record has several batches.",
+    ),
+    Experiment(
+        SLICED,
+        "figure 6.4",
+        "speed-up over the router's skew",
+        f"{_LAYER} --skew 0 --skew 0.6 --skew 0.95",
+        "partly",
+        "It grows with the skew, as published, in a layer's processor time.",
+    ),
+    Experiment(
+        SLICED,
+        "figure 6.5",
+        "speed-up over the number of hot experts",
+        f"{_LAYER} --skew-experts 12",
+        "not",
+        "No record has several numbers.",
+    ),
+    Experiment(
+        SLICED,
+        "figure 6.6",
+        "idle time of each section",
+        "python -m studies.parallel --plot sections.png",
+        "partly",
+        "Sections of one layer; slices idle 1% to 5% of the critical path.",
+    ),
+    Experiment(
+        SIDA,
+        "table 2",
+        "memory of Switch Transformers, and its share of experts",
+        _SIDA_STUDY,
+        "partly",
+        "83% and 91% of 128 and 256 experts; the classifiers are smaller than published models.",
+    ),
+    Experiment(SIDA, "figure 2", "share of memory that a text uses", _SIDA_STUDY, "partly", "SST-2 alone is recorded."),
+    Experiment(
+        SIDA,
+        "figure 3",
+        "time for choosing experts",
+        _SIDA_STUDY,
+        "not",
+        "4% to 8% of the time; published are up to 74%, with a slower dispatch.",
+    ),
+    Experiment(
+        SIDA,
+        "figure 4",
+        "experts that a text leaves idle",
+        _SIDA_STUDY,
+        "reproduced",
+        "89% to 95% on SST-2; published are over 60% and 80%.",
+    ),
+    Experiment(
+        SIDA,
+        "figure 8",
+        "memory reduction",
+        _SIDA_STUDY,
+        "partly",
+        "73% to 86% on SST-2; MRPC and MultiRC are not recorded.",
+    ),
+    Experiment(
+        SIDA,
+        "figure 9",
+        "throughput over the mean of three baselines",
+        _SIDA_STUDY,
+        "partly",
+        "3.7 to 5.3 on SST-2, mostly by loading on demand: over that alone it is 0.4 to 1.9.",
+    ),
+    Experiment(SIDA, "figure 10", "latency", _SIDA_STUDY, "partly", "As figure 9."),
+    Experiment(
+        SIDA,
+        "figure 11",
+        "throughput over the memory budget",
+        _SIDA_STUDY,
+        "partly",
+        "At 10%, 25% and 50% of the experts; loading on demand is faster in some rows.",
+    ),
+    Experiment(
+        SIDA,
+        "table 3",
+        "fidelity",
+        _SIDA_STUDY,
+        "partly",
+        "100% to 103% on SST-2; experts of these classifiers differ little, so that it proves little.",
+    ),
+    Experiment(
+        SIDA,
+        "table 4",
+        "top-3 hit rate",
+        _SIDA_STUDY,
+        "partly",
+        "98% with 8 experts; 72% to 75% with 128, where 99% is published.",
+    ),
+)
+
+
+def experiments_tables(papers: Iterable[str] = PAPERS) -> list[Table]:
+    """Return a table of experiments for each paper."""
+    columns = ("result", "subject", "command", "status", "cause")
+    return [
+        Table(
+            paper,
+            columns,
+            tuple(
+                (it.number, it.subject, f"`{it.command}`", it.status, it.cause)
+                for it in EXPERIMENTS
+                if it.paper == paper
+            ),
+            words=(1, 2, 3, 4),
+        )
+        for paper in papers
+    ]
+
+
+def status_counts() -> str:
+    """Return how many experiments have each status."""
+    counted = {status: sum(it.status == status for it in EXPERIMENTS) for status in STATUSES}
+    return ", ".join(f"{number} {status}" for status, number in counted.items() if number)
