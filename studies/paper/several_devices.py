@@ -195,11 +195,8 @@ def _with_most_weights(model: CostModel, micro_batch: int, number: int, *, atten
 def host_is_ahead(machine: Machine) -> bool:
     """Return whether attention is faster on the host than on a device that fetches KV (equation 9)."""
     costs = ModelCosts(read_bare_config(shipped_models()["mixtral-8x7b"]), FORMATS)
-    intensity, both = (
-        costs.decode_attention(1, FIGURE_10.mean_context).intensity,
-        roofs(machine, DEVICE, RAM, "float16"),
-    )
-    return both.far(intensity) > both.link * intensity
+    intensity = costs.decode_attention(1, FIGURE_10.mean_context).intensity
+    return intensity < roofs(machine, DEVICE, RAM, "float16").turning_point_1
 
 
 def case_study(links: Sequence[int] = LINK_GB_PER_S, hosts: Sequence[int] = HOSTS) -> Iterator[dict[str, Any]]:

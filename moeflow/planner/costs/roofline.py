@@ -32,6 +32,14 @@ class Roofs:
         """Return the rate of level j on its own data (equation 8)."""
         return min(self.far_peak, self.far_bandwidth * far_intensity)
 
+    @property
+    def turning_point_1(self) -> float:
+        """Return the intensity on j's data below which j is faster on its own data than i over the link (equation 9).
+
+        The equation has intensity on both sides. A memory no faster than the link leaves it without a solution above 0.
+        """
+        return self.far_peak / self.link if self.far_bandwidth > self.link else 0.0
+
     def turning_point_2(self, intensity: float) -> float:
         """Return the intensity on j's data below which the link bounds (equation 10)."""
         return self.local(intensity) / self.link
@@ -39,15 +47,6 @@ class Roofs:
     def balance(self, intensity: float) -> float:
         """Return the intensity on j's data at which link and level i's memory are equally busy (equation 11)."""
         return self.bandwidth * intensity / self.link
-
-    @property
-    def first_turn(self) -> float:
-        """Where the link's roof leaves that of level j: P1 as a point on the intensity axis.
-
-        Up to where j's memory bounds it, j is ahead at any intensity if its memory is faster than the link; P1 is then
-        where the link reaches j's peak.
-        """
-        return self.far_peak / self.link if self.far_bandwidth >= self.link else 0.0
 
 
 def processor_of(level: MemoryLevel) -> Processor:

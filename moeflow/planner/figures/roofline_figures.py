@@ -161,9 +161,10 @@ def _figure(model: CostModel, title: str, marks: Iterator[Mark], planned: _Plann
 
 def turns(over: Roofs, near_intensity: float) -> Iterator[Turn]:
     """Yield the turning points and the balance point, for work of an intensity on the near level."""
-    if over.first_turn:
+    first = over.turning_point_1
+    if first:
         meaning = "left of it, computing where the data lies beats fetching it (eq. 9)"
-        yield Turn("P1", meaning, over.first_turn, over.far_peak)
+        yield Turn("P1", meaning, first, over.far_peak)
     second, balance = over.turning_point_2(near_intensity), over.balance(near_intensity)
     bounded = "left of it, what comes from there bounds (eq. 10)"
     if balance > second:  # the near level's memory is faster than it computes

@@ -21,11 +21,19 @@ def test_the_points_are_where_the_equations_meet(peak, bandwidth, far_peak, far_
     assert link * all_roofs.balance(near) == pytest.approx(bandwidth * near)
 
 
+@given(rates, rates, rates, rates)
+def test_the_far_level_is_ahead_left_of_the_first_turning_point(far_peak, far_bandwidth, link, intensity):
+    all_roofs = Roofs(1.0, 1.0, far_peak, far_bandwidth, link)
+    first = all_roofs.turning_point_1
+    if intensity != pytest.approx(first):
+        assert (intensity < first) == (all_roofs.far(intensity) > link * intensity)
+
+
 def test_attention_of_mixtral_belongs_on_the_host_of_an_l4():
     """Figure 4: grouped-query attention in float16 lies left of P1, in int4 too."""
     l4 = roofs(load_machine("paper-s2"), "device", "ram", "float32")
     for intensity in (4.0, 16.0):  # 32 heads on 8 of K and V: 4 operations a value of two bytes, of half a byte
-        assert intensity < l4.first_turn
+        assert intensity < l4.turning_point_1
         assert l4.far(intensity) > l4.link * intensity
 
 

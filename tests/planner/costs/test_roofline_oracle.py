@@ -48,9 +48,8 @@ def test_turning_and_balance_points():
     assert ROOFS.turning_point_2(8.0) == 50.0  # its processor's 100 GFLOP/s
     assert ROOFS.balance(3.0) == 30.0  # equation 11, without the processor
     assert ROOFS.balance(8.0) == 80.0
-    assert ROOFS.first_turn == 6.0
-    assert dataclasses.replace(ROOFS, far_bandwidth=2e9).first_turn == 6.0
-    assert dataclasses.replace(ROOFS, far_bandwidth=1.9e9).first_turn == 0.0  # then the host is never ahead
+    assert ROOFS.turning_point_1 == 6.0
+    assert dataclasses.replace(ROOFS, far_bandwidth=2e9).turning_point_1 == 0.0  # then the host is never ahead
 
 
 def test_the_roofs_of_a_machine():
