@@ -529,9 +529,14 @@ void bind_row_ops(nb::module_& m) {
            FIELD(Routing, choice_bias), FIELD(Routing, num_groups), FIELD(Routing, num_chosen_groups),
            FIELD(Routing, group_score), FIELD(Routing, epsilon), FIELD(Routing, min_total), FIELD(Routing, scale),
            FIELD(Routing, expert_scales), FIELD(Routing, jitter));
+  nb::class_<ExpertCapacity> capacity(m, "ExpertCapacity");
+  def_init(capacity, FIELD(ExpertCapacity, factor), FIELD(ExpertCapacity, counts));
   m.attr("MAX_GROUPS") = kMaxGroups;
   def_call(m, "route", &route, FIELD(RouteCall, routing), FIELD(RouteCall, logits), FIELD(RouteCall, num_rows),
            FIELD(RouteCall, num_experts), FIELD(RouteCall, topk_ids), FIELD(RouteCall, topk_weights));
+  def_call(m, "limit_choices", &limit_choices, FIELD(LimitCall, capacity), FIELD(LimitCall, topk_ids),
+           FIELD(LimitCall, num_tokens), FIELD(LimitCall, top_k), FIELD(LimitCall, num_experts),
+           FIELD(LimitCall, topk_weights));
   m.def("sample", &run_sample, "x"_a, "num_rows"_a, "size"_a, "samplings"_a);
 }
 
@@ -644,7 +649,8 @@ void bind_layers(nb::module_& m) {
            OptionalField<MoEStageCall, &MoEStageCall::shared_gate>{"shared_gate"},
            OptionalField<MoEStageCall, &MoEStageCall::attention_norm>{"attention_norm"},
            OptionalField<MoEStageCall, &MoEStageCall::experts_norm>{"experts_norm"},
-           OptionalField<MoEStageCall, &MoEStageCall::normed_experts>{"normed_experts"}, FIELD(MoEStageCall, out_scale));
+           OptionalField<MoEStageCall, &MoEStageCall::normed_experts>{"normed_experts"}, FIELD(MoEStageCall, out_scale),
+           OptionalField<MoEStageCall, &MoEStageCall::capacity>{"capacity"});
   def_call(m, "moe_stage", &moe_stage, Field<MoEStageCall>{"stage"}, FIELD(MoEStageCall, attended),
            FIELD(MoEStageCall, hidden), FIELD(MoEStageCall, num_tokens), FIELD(MoEStageCall, out));
   nb::class_<AttentionLayer> attention(m, "AttentionLayer");

@@ -72,7 +72,7 @@ class LLMSettings(FlagSettings, total=False):
     remote_experts: str | None
     expert_policy: str
     predictor: str
-    expert_capacity: int | str | None
+    capacity_factor: float | str | None
     lossy_routing: str | None
     speculators: str | list[str] | tuple[str, ...]
     generation_config: str

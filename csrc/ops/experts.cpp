@@ -53,6 +53,10 @@ struct ExpertsJob {
   bool has_down() const { return part != Part::kUnits; }
   bool needs_all() const { return part == Part::kAll || part == Part::kSums; }
   bool adds_up() const { return needs_all() || part == Part::kPresent; }
+  // A choice without weight needs no computation. Where pairs or units go elsewhere, each has a row.
+  bool skips(int64_t pair) const {
+    return (part == Part::kAll || part == Part::kPresent) && call.topk_weights[pair] == 0;
+  }
   // What `up` alone gives of a pair: its units, filled up to whole bands.
   int64_t units_stride() const { return round_up(call.layer.width, kBand); }
   int64_t out_stride() const { return round_up(call.layer.hidden, kTileStride); }
@@ -68,7 +72,7 @@ void sort_pairs(ExpertsJob& job) {
       throw std::out_of_range("topk_ids names an expert that is not there");
     }
     if (call.layer.place(expert) >= 0) {
-      ++job.starts[expert + 1];
+      job.starts[expert + 1] += !job.skips(pair);
     } else if (job.needs_all()) {
       throw std::out_of_range("topk_ids names an expert that is not in memory");
     }
@@ -80,7 +84,7 @@ void sort_pairs(ExpertsJob& job) {
   }
   for (int64_t pair = 0; pair < num_pairs; ++pair) {
     const int64_t expert = call.topk_ids[pair];
-    if (call.layer.place(expert) >= 0) job.pairs[job.starts[expert]++] = pair;
+    if (call.layer.place(expert) >= 0 && !job.skips(pair)) job.pairs[job.starts[expert]++] = pair;
   }
   for (int64_t expert = call.layer.num_experts; expert > 0; --expert) job.starts[expert] = job.starts[expert - 1];
   job.starts[0] = 0;

@@ -292,6 +292,7 @@ struct MoEStageCall {
   NormedExperts normed_experts{};    // with a shared expert, not gated
   float* beside = nullptr;           // [num_tokens, hidden], where the shared one's result then goes
   const float* out_scale = nullptr;  // that `out` is multiplied by in the end; or null
+  ExpertCapacity capacity{};         // of the chosen experts
 };
 // What a router says of each expert, [num_tokens, num_experts].
 void router_logits(const Isa& isa, const MoEStageCall& call, const float* normed, int64_t num_tokens, float* logits);
@@ -432,6 +433,15 @@ struct RouteCall {
   float* topk_weights;  // [num_rows, top_k]
 };
 void route(const Isa& isa, const RouteCall& call);
+
+// The weights of a pass's choices after drops.
+struct LimitCall {
+  ExpertCapacity capacity;
+  const int64_t* topk_ids;  // [num_tokens, top_k], each below num_experts
+  int64_t num_tokens, top_k, num_experts;
+  float* topk_weights;  // likewise, changed
+};
+void limit_choices(const Isa& isa, const LimitCall& call);
 
 // How one token is to be sampled from a row of logits.
 struct RowSampling {

@@ -32,4 +32,11 @@ struct Routing {
   float jitter = 0;                      // of SparseMixer
 };
 
+// An expert takes the first choices of a pass, in the order of tokens and of each token's choices: at most
+// ceil(top_k * factor * num_tokens / num_experts), and at least one. Later choices weigh 0.
+struct ExpertCapacity {
+  double factor = 0;          // 0: experts take all
+  int64_t* counts = nullptr;  // [2], added to: choices, and dropped ones
+};
+
 }  // namespace moeflow

@@ -1,5 +1,7 @@
 // Operations on single rows: normalization, rotary positions, the router's choice.
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "ops/ops.h"
 #include "ops/rows.h"
@@ -32,6 +34,21 @@ void route(const Isa& isa, const RouteCall& call) {
     isa.route_row(call.routing, call.logits + row * call.num_experts, call.num_experts,
                   call.topk_ids + row * call.routing.top_k, call.topk_weights + row * call.routing.top_k);
   });
+}
+
+void limit_choices(const Isa&, const LimitCall& call) {
+  const int64_t num_choices = call.num_tokens * call.top_k;
+  const double share = call.capacity.factor * num_choices / call.num_experts;
+  const double most = std::max(std::ceil(share), 1.0);
+  std::vector<int64_t> taken(call.num_experts, 0);
+  int64_t num_dropped = 0;
+  for (int64_t choice = 0; choice < num_choices; ++choice) {
+    if (++taken.at(call.topk_ids[choice]) <= most) continue;
+    call.topk_weights[choice] = 0;
+    ++num_dropped;
+  }
+  call.capacity.counts[0] += num_choices;
+  call.capacity.counts[1] += num_dropped;
 }
 
 }  // namespace moeflow

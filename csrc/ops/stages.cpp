@@ -65,6 +65,10 @@ void route_stage(const Isa& isa, const MoEStageCall& call) {
   float* const scores = logits.at_least(tokens * num_experts);
   router_logits(isa, call, call.normed, tokens, scores);
   route(isa, RouteCall{call.routing, scores, tokens, num_experts, call.topk_ids, call.topk_weights});
+  if (call.capacity.factor > 0) {
+    limit_choices(isa, LimitCall{call.capacity, call.topk_ids, tokens, call.routing.top_k, num_experts,
+                                 call.topk_weights});
+  }
 }
 
 namespace {

@@ -42,9 +42,9 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.models.loading import outline
     from moeflow.models.registry import read_bare_config, read_model_config
     from moeflow.planner.apply_plan import apply_plan, changes, machine_notice, settings_beside
-    from moeflow.planner.choices.lossy_routing import served_name
     from moeflow.planner.choices.packed_files import carry_predictor, find_damage, pack, used_packed_weights_file
     from moeflow.planner.choices.prompt_cache_choice import default_prompt_folder
+    from moeflow.planner.choices.served_name import served_name
     from moeflow.planner.figures.policy_map import num_map_points, policy_map
     from moeflow.planner.figures.roofline_figures import roofline_figures
     from moeflow.planner.hardware.device_rates import device_rates, expert_rates

@@ -82,6 +82,8 @@ def _kind(option: Option) -> dict[str, Any]:
             return {"type": click.Choice(option.choices)}
         case "count":
             return {"type": click.IntRange(1)}
+        case "number":
+            return {"metavar": "NUMBER", "type": click.FloatRange(0, min_open=True)}
         case "seconds":
             return {"metavar": "SECONDS", "type": click.FloatRange(0, min_open=True)}
         case "texts":

@@ -82,8 +82,9 @@ class SeveralModels:
         models = {}
         for name, path in paths.items():
             own = {**overrides, "model": path, "model_name": name}
-            served = lazy.served_name(name, lazy.Settings(lossy_routing=overrides.get("lossy_routing")))
-            models[served] = lazy.PlannedModel(path, _planner(own, resources), overrides.get("max_model_len"))
+            models[lazy.served_name(name, overrides)] = lazy.PlannedModel(
+                path, _planner(own, resources), overrides.get("max_model_len")
+            )
         return cls(models, overrides.get("memory_bytes") or resources.available_bytes)
 
     def serve(self, config: ServerConfig) -> int:

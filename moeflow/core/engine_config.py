@@ -149,7 +149,7 @@ class EngineConfig:
     parallel: ParallelConfig | None = None  # None: one process has the whole model
     speculators: tuple[str, ...] = ()  # that draft tokens: names of speculation/registry.py, or of
     draft_models: tuple[DraftModelConfig, ...] = ()  # models that do
-    expert_capacity: int = 0  # tokens of an encoder's input that an expert takes; 0: all that choose it
+    capacity_factor: float = 0.0  # of `ExpertCapacity`; 0: experts take all tokens that choose them
     lossy_top_k: int = 0  # experts of an input's token that a network chooses; 0: the routers choose
     packed_file: str = (
         ""  # packed weights file that all weights are mapped from; empty: they are packed from the checkpoint

@@ -218,6 +218,8 @@ class ExpertStats(msgspec.Struct, frozen=True, kw_only=True):
     rank_imbalance: float = 0.0  # tokens of the fullest rank over the mean, the mean of layers; 1: all alike
     # Of experts from a rank to another, to its further homes, or away from these; or to a GPU's slot.
     expert_moves_total: int = 0
+    expert_choices_total: int = 0  # of tokens and their experts, by passes with a limit (--capacity-factor)
+    dropped_choices_total: int = 0  # of these, beyond the limit
     experts_on_gpu: int = 0  # slots of a model that shares its experts between a GPU and the CPU
     gpu_hits_total: int = 0  # experts that a pass needed and the GPU had
     gpu_pairs_total: int = 0  # of token and expert that the GPU computed, in passes of both

@@ -45,4 +45,4 @@ class LossyRouting:
 
     def _choice(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return topk_ids [T, K] int64 and topk_weights [T, K] float32."""
-        return self._experts[:, layer].contiguous(), self._alpha[:, layer].contiguous()
+        return self._experts[:, layer].contiguous(), self._alpha[:, layer].clone(memory_format=torch.contiguous_format)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from moeflow.engine.ranks.rank_upkeep import RankUpkeep
     from moeflow.engine.ranks.ranks import Ranks
     from moeflow.engine.routing_record import RoutingRecord
+    from moeflow.kernels.capacity import ExpertCapacity
     from moeflow.models.language_model import LanguageModel
 
 with on_demand(__name__):
@@ -131,6 +132,16 @@ class OtherProcesses(msgspec.Struct, frozen=True):
 ALONE: Final = OtherProcesses()
 
 
+class LossyExperts(msgspec.Struct, frozen=True):
+    """Choices of experts that change answers, where the user asked for that."""
+
+    routing: LossyRouting | None = None  # in the place of routers
+    capacity: ExpertCapacity | None = None  # beyond it choices are dropped
+
+
+EXACT: Final = LossyExperts()
+
+
 class ModelRunner:
     """A loaded model with its KV cache."""
 
@@ -143,16 +154,13 @@ class ModelRunner:
         recorder: RoutingRecord | None = None,
         trace: Trace | None = None,
         others: OtherProcesses = ALONE,
-        lossy: LossyRouting | None = None,
+        lossy: LossyExperts = EXACT,
     ) -> None:
-        """Take a model, where its experts come from unless all are in memory, and who takes down what happens.
-
-        `lossy` chooses experts in the place of routers.
-        """
+        """Take a model, where its experts come from unless all are in memory, and who takes down what happens."""
         self._ranks, self._upkeep = others.ranks, others.upkeep
         self.info = info
         self._model, self._config = model, config
-        self._experts, self._lossy = experts, lossy
+        self._experts, self._lossy, self._capacity = experts, lossy.routing, lossy.capacity
         comes_from_disk = config.experts is not None and config.hybrid is None
         self._store = cast("expert_store.ExpertStore | None", experts if comes_from_disk else None)
         hybrid = cast("hybrid_store.HybridStore | None", experts if config.hybrid is not None else None)
@@ -205,10 +213,15 @@ class ModelRunner:
         return self._trace
 
     def expert_stats(self) -> ExpertStats:
-        """Return what became of experts that come from disk so far."""
+        """Return statistics of experts so far."""
+        stats = self._no_expert_stats if self._experts is None else self._experts.stats()
         if self._upkeep is not None and self._ranks is not None:
-            return self._upkeep.add_stats(self._no_expert_stats, self._ranks.hosts)
-        return self._no_expert_stats if self._experts is None else self._experts.stats()
+            stats = self._upkeep.add_stats(stats, self._ranks.hosts)
+        if self._capacity is None:
+            return stats
+        return msgspec.structs.replace(
+            stats, expert_choices_total=self._capacity.num_choices, dropped_choices_total=self._capacity.num_dropped
+        )
 
     def close_too(self, part: Closable) -> None:
         """Have `close` end this, too."""

@@ -21,8 +21,9 @@ from moeflow.core.hybrid_config import HybridConfig
 from moeflow.core.model_config import EncoderConfig, ModelConfig
 from moeflow.core.pooling_params import PoolingParams
 from moeflow.engine.compute_setup import device_of_arrays, device_of_layers, set_up
-from moeflow.engine.model_runner import ModelRunner, OtherProcesses, PassExperts
+from moeflow.engine.model_runner import LossyExperts, ModelRunner, OtherProcesses, PassExperts
 from moeflow.kernels.arrays import dtype_on
+from moeflow.kernels.capacity import ExpertCapacity
 from moeflow.kernels.on_demand import on_demand
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.importance import known_importance
@@ -114,8 +115,8 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
             ranks.wait_until_loaded()
         store = _pass_experts(hybrid, config, model.config, experts, on_failure)
         info = _describe(model.config, checkpoint, config)
-        others = OtherProcesses(ranks, upkeep)
-        runner = ModelRunner(served, config, info, store, recorder, trace, others, lossy)
+        others, changing = OtherProcesses(ranks, upkeep), LossyExperts(lossy, allocator.capacity)
+        runner = ModelRunner(served, config, info, store, recorder, trace, others, changing)
         on_failure.pop_all()
         if memory.pages is not None:
             memory.pages.begin()
@@ -188,7 +189,7 @@ def make_allocator(
     device = None if memory.is_numpy else device_of_layers(config)
     dtype = dtype_on(config.dtype, device)
     on_route = None if recorder is None else recorder.on_route
-    capacity = config.expert_capacity
+    capacity = ExpertCapacity(config.capacity_factor) if config.capacity_factor else None
     cuts = config.parallel is not None and config.parallel.attention_layout == "tensor"
     if not config.cpu_isa:
         routers = dtype_on(config.router_format, device)
@@ -203,7 +204,7 @@ def make_allocator(
                 tensor_group=None if ranks is None or not cuts else ranks.devices,
                 expert_devices=_expert_devices(config, ranks),
                 on_route=on_route,
-                expert_capacity=capacity,
+                capacity=capacity,
             )
         return SlabAllocator(
             dtype,
@@ -213,7 +214,7 @@ def make_allocator(
             tensor_group=None if ranks is None else ranks.devices,
             expert_devices=_expert_devices(config, ranks),
             on_route=on_route,
-            expert_capacity=capacity,
+            capacity=capacity,
         )
     return PackedAllocator(
         dtype,
@@ -224,7 +225,7 @@ def make_allocator(
         tensor_group=None if ranks is None or not cuts else ranks.layer_group,
         own_layers=None if ranks is None else ranks.layers,
         on_route=on_route,
-        expert_capacity=capacity,
+        capacity=capacity,
     )
 
 

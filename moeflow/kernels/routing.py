@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -155,20 +154,3 @@ class Routing:
 def _best(ranks: Tensor, count: int) -> Tensor:
     """Return the places of the largest numbers of each row, of equals the first: [T, count] int64."""
     return ranks.sort(dim=-1, descending=True, stable=True).indices[:, :count]
-
-
-def within_capacity(topk_ids: Tensor, topk_weights: Tensor, lengths: Sequence[int], capacity: int) -> Tensor:
-    """Return weights with 0 for experts that already have `capacity` earlier choices of the same sequence.
-
-    Source: Switch Transformers (2101.03961), section 2.2; transformers counts by sequence, too.
-
-    Shapes: topk_ids and topk_weights [T, K], of sequences of so many tokens one after another -> [T, K].
-    """
-    kept = torch.empty_like(topk_ids, dtype=torch.bool)
-    start = 0
-    for length in lengths:
-        chosen = topk_ids[start : start + length].flatten()
-        earlier = torch.nn.functional.one_hot(chosen).cumsum(0).gather(1, chosen[:, None])
-        kept[start : start + length] = (earlier <= capacity).view(length, -1)
-        start += length
-    return topk_weights * kept

@@ -25,9 +25,9 @@ from moeflow.core.token_choice import TokenChoice
 from moeflow.models.sampling_defaults import read_sampling_defaults
 from moeflow.planner.choices.batching_choice import Batching
 from moeflow.planner.choices.kv_cache_choice import KVCacheChoice
-from moeflow.planner.choices.lossy_routing import served_name
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.choices.prompt_cache_choice import choose_prompt_cache
+from moeflow.planner.choices.served_name import served_name
 from moeflow.planner.choices.speculation_choice import SpeculatorChoice
 from moeflow.planner.choices.start_choice import choose_importance_file
 from moeflow.planner.choices.weight_choice import WeightChoice
@@ -74,7 +74,7 @@ def engine_config(
     weights, cache = choices.weights, choices.cache
     return EngineConfig(
         model_path=model_path,
-        model_name=served_name(settings.model_name or called(Path(model_path)), settings),
+        model_name=served_name(settings.model_name or called(Path(model_path)), vars(settings)),
         dtype=choices.dtype,
         weight_format=weights.matrices,
         embedding_format=weights.embeddings,
@@ -109,7 +109,7 @@ def engine_config(
         ),
         kv_cache_bytes=cache.num_bytes,
         experts=choices.experts,
-        expert_capacity=settings.expert_capacity or 0,
+        capacity_factor=settings.capacity_factor or 0.0,
         lossy_top_k=choices.lossy_top_k,
         packed_file=choices.packed_file,
         parallel=choices.parallel,

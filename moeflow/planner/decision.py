@@ -24,7 +24,8 @@ from moeflow.kernels.triton.planar_rows import MADE_FORMATS
 from moeflow.models.expert_predictor.saved import predictor_bytes
 from moeflow.models.packing import slab_spec
 from moeflow.planner.choices.batching_choice import MIN_TOGETHER, Batching
-from moeflow.planner.choices.encoder_choice import check_expert_capacity, with_whole_inputs
+from moeflow.planner.choices.capacity_choice import with_capacity
+from moeflow.planner.choices.encoder_choice import with_whole_inputs
 from moeflow.planner.choices.expert_plan import ExpertPlan, spec_of_shape
 from moeflow.planner.choices.gpu_limits import check_number, check_on_cpu, check_on_gpu
 from moeflow.planner.choices.kv_cache_choice import (
@@ -140,10 +141,10 @@ class Decision:
 
     def config(self) -> EngineConfig:
         """Make all choices. Raises: ConfigError, CapacityError, CheckpointError."""
-        settings = self.settings
-        device = choose_device(settings.device, self.resources)
+        device = choose_device(self.settings.device, self.resources)
         self._is_on_gpu = device != "cpu"
         self._check_settings(device)
+        self.settings = settings = with_capacity(self.settings, self.shape, device, self.reasons)
         self.budget = MemoryBudget(settings, self.resources, self.shape, device, self._costs)
         self.budget.take_share()
         self.host = HostForecast(
@@ -182,7 +183,6 @@ class Decision:
         check_settings(self.settings, self.shape)
         if self.settings.record_routing is not None and not self.shape.routing.num_experts:
             raise ConfigError("this is a dense model: it has no routing to record (--record-routing)")
-        check_expert_capacity(self.settings, self.shape)
         check_replicas(self.settings)
 
     def _lossy_top_k(self) -> int:

@@ -184,6 +184,8 @@ _ENGINE_COUNTERS: Final[Rows] = (
     ("moeflow_remote_bytes", "Bytes of rows and results of these", "remote_bytes_total"),
     ("moeflow_remote_wait_seconds", "Time that passes waited for other machines' experts", "remote_wait_s_total"),
     ("moeflow_expert_moves", "Experts that changed their rank, or came to the GPU", "expert_moves_total"),
+    ("moeflow_expert_choices", "Choices of experts in passes with a capacity", "expert_choices_total"),
+    ("moeflow_dropped_choices", "Choices of experts dropped beyond their capacity", "dropped_choices_total"),
     ("moeflow_gpu_pairs", "Pairs of token and expert that the GPU computed, beside the CPU", "gpu_pairs_total"),
     ("moeflow_cpu_pairs", "Pairs of token and expert that the CPU computed, beside the GPU", "cpu_pairs_total"),
     ("moeflow_cpu_experts_seconds", "Time in which the CPU computed these", "cpu_experts_s_total"),

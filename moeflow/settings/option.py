@@ -7,7 +7,9 @@ from typing import Any, Literal
 
 import msgspec
 
-Kind = Literal["text", "texts", "choice", "count", "seconds", "bytes", "switch", "existing file", "new file", "folder"]
+Kind = Literal[
+    "text", "texts", "choice", "count", "number", "seconds", "bytes", "switch", "existing file", "new file", "folder"
+]
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):

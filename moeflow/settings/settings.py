@@ -34,7 +34,7 @@ _memory = partial(setting, group="Memory")
 _batching = partial(setting, group="Batching")
 _device = partial(setting, group="Processor and device")
 _cache = partial(setting, group="Expert cache")
-_encoders = partial(setting, group="Experts of encoders")
+_lossy = partial(setting, group="Lossy experts")
 _drafts = partial(setting, group="Speculation")
 _sampling = partial(setting, group="Sampling")
 _diagnostics = partial(setting, group="Diagnostics")
@@ -312,14 +312,15 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
         default="auto",
         choices=("auto", *PREDICTORS, WHOLE_PASS, NO_PREDICTOR),
     )
-    expert_capacity: int | None = _encoders(
-        "--expert-capacity",
-        "count",
-        "Tokens of an encoder's input that each expert takes; those beyond skip it, as when Switch Transformers "
-        "are trained.",
-        shown_default="all",
+    capacity_factor: float | None = _lossy(
+        "--capacity-factor",
+        "number",
+        "Lossy: with top-k of E experts, each takes at most k * factor / E of a pass's tokens, rounded up. Later "
+        "choices are dropped and counted. An answer then depends on the other requests in its passes, the model's "
+        "name shows that, and prefixes are not cached.",
+        shown_default="experts take all",
     )
-    lossy_routing: str | None = _encoders(
+    lossy_routing: str | None = _lossy(
         "--lossy-routing",
         "choice",
         "The network of `moeflow train predictor` chooses an encoder's experts instead of the routers, one for "

@@ -109,23 +109,6 @@ def test_experts_come_from_disk(tmp_path, monkeypatch, quantize, predictor):
     assert run(dataclasses.replace(resident, experts=experts))[0] == run(resident)[0]
 
 
-def test_experts_skip_what_is_beyond_their_capacity(tmp_path):
-    theirs = write_tiny_switch(tmp_path, expert_capacity=3)
-    found, _ = run(config_of(tmp_path, expert_capacity=3))
-    assert found != run(config_of(tmp_path))[0]
-    for submission in ASKED[::2]:
-        expected = theirs.generate(
-            torch.tensor([submission.prompt_token_ids]), max_new_tokens=NUM_NEW, min_new_tokens=NUM_NEW, do_sample=False
-        )[0, 1:].tolist()
-        assert [token_id for token_id, _ in found[submission.request_id]] == expected
-
-
-def test_a_capacity_is_for_encoders_with_experts(tmp_path):
-    write_tiny_t5(tmp_path)
-    with pytest.raises(ConfigError, match="--expert-capacity is for encoders with experts"):
-        config_of(tmp_path, expert_capacity=3)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeflow.kernels.cpu import extension, row_ops
-from moeflow.kernels.routing import Routing, within_capacity
+from moeflow.kernels.routing import Routing
 
 INF, NAN = math.inf, math.nan
 SHAPES = [(0, 4, 2), (1, 1, 1), (5, 8, 2), (9, 64, 8), (3, 4, 4), (7, 33, 17), (2, 17, 17), (70, 128, 8)]
@@ -223,18 +223,3 @@ def test_weights_are_float32_whatever_the_scores(by):
 def test_what_cannot_be_chosen_is_refused(needs_kernels, routing, problem):
     with pytest.raises(ValueError, match=problem):
         Routing(**routing)(torch.ones(1, 8))
-
-
-def test_an_expert_takes_the_first_tokens_of_each_sequence():
-    torch.manual_seed(0)
-    lengths, capacity = [7, 12, 1], 2
-    ids, weights = torch.randint(0, 3, (sum(lengths), 2)), torch.rand(sum(lengths), 2)
-    expected, start = [], 0
-    for length in lengths:
-        taken = dict.fromkeys(range(3), 0)
-        for row in range(start, start + length):
-            for chosen, weight in zip(ids[row].tolist(), weights[row].tolist(), strict=True):
-                taken[chosen] += 1
-                expected.append(weight if taken[chosen] <= capacity else 0.0)
-        start += length
-    assert within_capacity(ids, weights, lengths, capacity).flatten().tolist() == expected

@@ -7,6 +7,7 @@ import torch
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError
+from moeflow.kernels.capacity import ExpertCapacity
 from moeflow.kernels.cpu import extension
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.allocation.packed import PackedAllocator
@@ -125,12 +126,14 @@ def test_token_by_token_while_others_come_and_go(made, packed):
 @pytest.mark.parametrize("capacity", [1, 5])
 def test_experts_take_no_more_of_an_input_than_their_capacity(tmp_path, packed, capacity):
     theirs = write_tiny_switch(tmp_path, expert_capacity=capacity)
-    first_tokens = [(i, 0, [0]) for i in range(len(INPUTS))]  # where transformers' decoder drops nothing
-    found = Sequences(load(tmp_path, packed, expert_capacity=capacity), INPUTS).run(first_tokens)
-    unlimited = Sequences(load(tmp_path, packed), INPUTS).run(first_tokens)
-    for logits, more, input_ids in zip(found, unlimited, INPUTS, strict=True):
-        torch.testing.assert_close(logits, expected(theirs, input_ids, [0]), rtol=1e-4, atol=1e-4)
-        assert torch.equal(logits, more) == (len(input_ids) <= capacity)
+    first_token = [(0, 0, [0])]  # where transformers' decoder drops nothing
+    unlimited = load(tmp_path, packed)
+    for input_ids in INPUTS:
+        limit = ExpertCapacity(4 * capacity / len(input_ids))  # of four experts, and a pass of this input alone
+        (found,) = Sequences(load(tmp_path, packed, capacity=limit), [input_ids]).run(first_token)
+        (more,) = Sequences(unlimited, [input_ids]).run(first_token)
+        torch.testing.assert_close(found, expected(theirs, input_ids, [0]), rtol=1e-4, atol=1e-4)
+        assert torch.equal(found, more) == (len(input_ids) <= capacity) == (limit.num_dropped == 0)
 
 
 def test_parameters_are_counted(made):

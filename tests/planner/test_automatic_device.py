@@ -83,7 +83,7 @@ VALUES = {
     "micro_batch": None,
     "prompt_micro_batch": None,
     "speculators": ("suffix",),
-    "expert_capacity": None,
+    "capacity_factor": None,
     "lossy_routing": None,
     "generation_config": "none",
     "expert_policy": "auto",

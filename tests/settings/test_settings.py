@@ -27,7 +27,6 @@ from moeflow.settings.settings import Settings, from_plain, options, to_plain
         "max_model_len",
         "micro_batch",
         "prompt_micro_batch",
-        "expert_capacity",
     ],
 )
 @pytest.mark.parametrize("value", [0, -1])

@@ -26,7 +26,6 @@ COUNTS = (
     "max_model_len",
     "max_num_seqs",
     "max_num_batched_tokens",
-    "expert_capacity",
 )
 FLAGS = ("exact_activations", "prefix_caching", "is_served", "shares_memory")
 PATHS = (
@@ -67,7 +66,10 @@ def read(name, value):
 
 
 def test_every_setting_is_of_a_known_kind():
-    others = ("hosted_experts", "resident_experts", "resident_kv", "speculators", "target_first_token_s")
+    others = (
+        *("hosted_experts", "resident_experts", "resident_kv"),
+        *("speculators", "target_first_token_s", "capacity_factor"),
+    )
     assert {*SIZES, *COUNTS, *FLAGS, *PATHS, *TEXTS, *others} == {field.name for field in fields(Settings)}
 
 

@@ -80,6 +80,24 @@ def route(router_logits: Array, top_k: int, routing: Any) -> tuple[Array, Array]
     return topk_ids, topk_weights
 
 
+def limit_choices(capacity: Any, topk_ids: Array, topk_weights: Array, num_experts: int) -> None:
+    """Set weights of dropped choices to 0, by a handle of `ExpertCapacity`. Shapes: [T, K] both."""
+    num_tokens, top_k = topk_ids.shape
+    _cpu.limit_choices(
+        capacity=capacity,
+        topk_ids=address(topk_ids),
+        num_tokens=num_tokens,
+        top_k=top_k,
+        num_experts=num_experts,
+        topk_weights=address(topk_weights),
+    )
+
+
+def bind_capacity(**fields: Any) -> Any:
+    """Return a handle for `limit_choices` from the fields of the extension's; None without the extension."""
+    return _cpu.ExpertCapacity(**fields) if extension.is_available() else None
+
+
 def bind_routing(**fields: Any) -> Any:
     """Return a handle for `route` from the fields of the extension's `Routing`; None without the extension."""
     return _cpu.Routing(**fields) if extension.is_available() else None

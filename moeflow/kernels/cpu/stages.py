@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from moeflow.kernels.arrays import Array, address, dtype_name, floats_like
+from moeflow.kernels.capacity import ExpertCapacity
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import floats
 from moeflow.kernels.cpu.packed_experts import PackedExperts
@@ -76,6 +77,7 @@ class MoEStage:
     router_bias: Array | None = None  # [E]
     shared: SharedExpert | None = None
     post_norms: PostNorms | None = None  # with a shared expert only where experts have norms
+    capacity: ExpertCapacity | None = None  # None: experts take all tokens that choose them
     handle: Any = field(init=False, repr=False, compare=False)  # looks at the memory of all of these
 
     def __post_init__(self) -> None:
@@ -153,6 +155,7 @@ class MoEStage:
             experts_norm=None if post is None else bind_norm(post.feed_forward, size),
             normed_experts=None if post is None or post.experts is None else _bind_expert_norms(post.experts, size),
             out_scale=0 if post is None else floats(post.scale, 1),
+            capacity=None if self.capacity is None else self.capacity.handle,
         )
 
 

@@ -1,7 +1,7 @@
 """Switch Transformers (2101.03961): T5 with experts in some layers, one for each token.
 
-No token is dropped unless the user sets a capacity. transformers' `expert_capacity`, which lets tokens beyond it skip
-their experts, is for training on devices of fixed shapes. The value in `config.json` is not applied.
+Experts take all tokens unless the user sets a capacity factor. transformers' `expert_capacity` is for training on
+devices of fixed shapes. The value in `config.json` is not applied.
 """
 
 from __future__ import annotations

@@ -24,14 +24,13 @@ from moeflow.kernels.attention.scores import Scores
 from moeflow.kernels.cpu.stages import MoEStage
 from moeflow.kernels.embedding import embedding
 from moeflow.kernels.linear import linear
-from moeflow.kernels.routing import within_capacity
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.classifier import Classifier
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.mlp import MLP, FusedMLP
-from moeflow.models.layers.moe import Limit, MoE
+from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.relative_bias import RelativeBias
 from moeflow.models.layers.weight_allocator import WeightAllocator, whole
@@ -285,17 +284,15 @@ class _StackLayer:
         self._last_o_proj = (self.cross_attn or self.self_attn).o_proj
         self._stage: MoEStage | None = mlp.stage(self._last_o_proj, self.norm)
 
-    def feed_forward(self, hidden: Tensor, attended: Tensor, limit: Limit | None = None) -> Tensor:
-        """Add what the last attention and then the network bring; `limit` as in `MoE`.
+    def feed_forward(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Add what the last attention and then the network bring.
 
         Shapes: hidden [T, H], attended [T, heads * D] -> [T, H].
         """
-        is_routed_apart = isinstance(self.mlp, MoE) and (limit is not None or self.mlp.given is not None)
+        is_routed_apart = isinstance(self.mlp, MoE) and self.mlp.given is not None
         if self._stage is not None and self._stage.slots is None and self.mlp.on_route is None and not is_routed_apart:
             return self._stage(hidden, attended)
         hidden = self._last_o_proj(attended, residual=hidden)
-        if isinstance(self.mlp, MoE):
-            return self.mlp(self.norm(hidden), residual=hidden, limit=limit)
         return self.mlp(self.norm(hidden), residual=hidden)
 
     def network_prefix(self, prefix: str) -> str:
@@ -349,7 +346,6 @@ class _EncoderStack(_Stack):
     ) -> None:
         super().__init__(config, allocator, num_layers, make_network, is_encoder=True)
         self._config, self._dtype, self._device = config, allocator.dtype, allocator.device
-        self._expert_capacity = allocator.expert_capacity
         self._kv: KVStorage | None = None  # of the layer that is being computed, as large as has been needed
 
     def __call__(self, hidden: Tensor, lengths: list[int]) -> Tensor:
@@ -364,17 +360,10 @@ class _EncoderStack(_Stack):
             device=self._device,
             is_causal=False,
         )
-        kv, bias, limit = self._room(ends[-1]), self.bias.by_distance(), self._limit(lengths)
+        kv, bias = self._room(ends[-1]), self.bias.by_distance()
         for layer in self.layers:
-            hidden = layer.feed_forward(hidden, layer.self_attn(hidden, kv, metadata, bias), limit)
+            hidden = layer.feed_forward(hidden, layer.self_attn(hidden, kv, metadata, bias))
         return self.norm(hidden)
-
-    def _limit(self, lengths: list[int]) -> Limit | None:
-        """Return the limit that lets experts skip tokens beyond their capacity, if they have one."""
-        capacity = self._expert_capacity
-        if not capacity or max(lengths) <= capacity:
-            return None
-        return lambda topk_ids, topk_weights: within_capacity(topk_ids, topk_weights, lengths, capacity)
 
     def _room(self, num_blocks: int) -> KVBlocks:
         """Return so many blocks or more. Raises: CapacityError."""

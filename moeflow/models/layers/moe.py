@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 Choose = Callable[[Array], tuple[Array, Array]]
 # () -> the same, of the tokens that are computed now
 Given = Callable[[], tuple[Array, Array]]
-# topk_ids [T, K], topk_weights [T, K] -> topk_weights [T, K]
-Limit = Callable[[Array, Array], Array]
 
 
 class ExpertNames(msgspec.Struct, frozen=True):
@@ -106,19 +104,13 @@ class MoE:
         self.shared: SharedNetwork | None = None
         if networks.shared_intermediate_size and not joined:
             self.shared = SharedNetwork(config, allocator, self._kind, names.shared)
-        self.on_route = allocator.on_route
+        self.on_route, self._capacity = allocator.on_route, allocator.capacity
         self.given: Given | None = None  # what chooses in the router's place; None: the router does
 
-    def __call__(self, hidden: Tensor, residual: Tensor | None = None, limit: Limit | None = None) -> Tensor:
-        """Return the block's result plus the residual; `limit` may change what chosen experts weigh.
-
-        Shapes: hidden and residual [T, H] -> [T, H].
-        """
+    def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the block's result plus the residual. Shapes: hidden and residual [T, H] -> [T, H]."""
         residual = self.with_shared(hidden, residual)
-        topk_ids, topk_weights = self._chosen(hidden)
-        if limit is not None:
-            topk_weights = limit(topk_ids, topk_weights)
-        return self.weights.compute(hidden, topk_ids, topk_weights, residual)
+        return self.weights.compute(hidden, *self._chosen(hidden), residual)
 
     def and_norm(self, hidden: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
         """Return the block's result plus the residual, and that normalised. Shapes: [T, H] all."""
@@ -130,10 +122,12 @@ class MoE:
         return total, norm(total)
 
     def _chosen(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Do as `route`, and report the choice to `on_route`."""
+        """Do as `route`, report the choice to `on_route`, and drop what is beyond experts' capacity."""
         topk_ids, topk_weights = self.route(hidden)
         if self.on_route is not None:
             self.on_route(topk_ids[:, : self.config.routing.top_k], hidden)
+        if self._capacity is not None:
+            topk_weights = self._capacity.limit(topk_ids, topk_weights, self.config.routing.num_experts)
         return topk_ids, topk_weights
 
     @overload
@@ -190,7 +184,8 @@ class MoE:
             return None
         if post_norms is not None:
             post_norms = post_norms._replace(experts=self.expert_norms())
-        return expert_stage(o_proj, norm, router, choose, experts, self.router_bias, shared, post_norms)
+        stage = expert_stage(o_proj, norm, router, choose, experts, self.router_bias, shared, post_norms)
+        return stage if stage is None or self._capacity is None else replace(stage, capacity=self._capacity)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Yield (checkpoint name, destination); experts that others fill, or have, are left out."""

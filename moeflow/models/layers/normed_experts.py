@@ -15,7 +15,7 @@ from moeflow.kernels.norm import ExpertNorms, NormWeights, PostNorms
 from moeflow.kernels.normed_experts import expert_inputs, normed_experts
 from moeflow.kernels.routing import Routing
 from moeflow.models.layers.expert_weights import Destination, ExpertTensors
-from moeflow.models.layers.moe import ExpertNames, Limit, MoE
+from moeflow.models.layers.moe import ExpertNames, MoE
 from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.weight_allocator import WeightAllocator
 
@@ -34,10 +34,9 @@ class NormedExperts(MoE):
         self._router_weights, self._router_scale = allocator.empty(size), size**-0.5  # c is their product
         self._network_norm, self._experts_norm = Norm.of(config, allocator), Norm.of(config, allocator)
 
-    def __call__(self, hidden: Tensor, residual: Tensor | None = None, limit: Limit | None = None) -> Tensor:
-        """See `MoE`: nothing is added, nor limited. Shapes: hidden [T, H] -> [T, H]."""
+    def __call__(self, hidden: Tensor, residual: Tensor | None = None) -> Tensor:
+        """See `MoE`: nothing is added. Shapes: hidden [T, H] -> [T, H]."""
         assert residual is None, "the sum is normalised before it is added"
-        assert limit is None, "experts take all tokens that choose them"
         assert self.shared is not None, "there is no network"
         shared = self.shared(self.network_input(hidden), None)
         topk_ids, topk_weights = self._chosen(hidden)

@@ -11,6 +11,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from moeflow.kernels.arrays import FLOAT32, Array, shape_alone, split
+from moeflow.kernels.capacity import ExpertCapacity
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection, UpProjectionShape
 from moeflow.kernels.cpu.packed_experts import SWIGLU, ExpertKind
 from moeflow.kernels.cpu.packed_weight import PackedStack, PackedWeight
@@ -58,7 +59,7 @@ class WeightAllocator:
     device: Device  # None: arrays are NumPy's
     _: KW_ONLY
     tensor_group: Group | None = None  # the ranks that cut attention, dense layers and the output projection
-    expert_capacity: int = 0  # tokens of an encoder's input that an expert takes; 0: all that choose it
+    capacity: ExpertCapacity | None = None  # None: experts take all tokens that choose them
     own_layers: range | None = None  # the layers of this process's stage; None: all
     on_route: OnRoute | None = None  # receives each layer's choice, in order
 

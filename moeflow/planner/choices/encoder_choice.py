@@ -1,11 +1,10 @@
-"""Choices that differ for encoders: inputs are computed whole, and experts may have a capacity."""
+"""The choice that differs for encoders: inputs are computed whole."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Final
 
-from moeflow.core.errors import ConfigError
 from moeflow.core.model_config import ModelConfig
 from moeflow.planner.choices.batching_choice import Batching
 from moeflow.planner.choices.processor_choice import Reasons
@@ -13,14 +12,6 @@ from moeflow.settings.settings import Settings
 
 INPUT_TOKENS: Final = 2048  # that an input may have unless the user says otherwise
 _NAME: Final = "max_num_batched_tokens"
-
-
-def check_expert_capacity(settings: Settings, shape: ModelConfig) -> None:
-    """Raise ConfigError if a capacity is asked for of a model whose experts have none."""
-    if settings.expert_capacity is not None and not (shape.encoder and shape.routing.num_experts):
-        raise ConfigError(
-            f"--expert-capacity is for encoders with experts, which a {shape.model_type} model has not: remove it"
-        )
 
 
 def with_whole_inputs(batching: Batching, settings: Settings, shape: ModelConfig, reasons: Reasons) -> Batching:

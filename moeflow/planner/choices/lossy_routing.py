@@ -36,11 +36,6 @@ def choose_lossy_routing(settings: Settings, checkpoint: Checkpoint, shape: Mode
     return top_k
 
 
-def served_name(name: str, settings: Settings) -> str:
-    """Return a model's name that shows that lossy routing may change its answers."""
-    return name if settings.lossy_routing is None else f"{name}:lossy-{settings.lossy_routing}"
-
-
 def predictor_of(settings: Settings) -> str:
     """Return what reads experts ahead: the tables that choose them, where the user leaves it open."""
     is_open = settings.lossy_routing is not None and settings.predictor == "auto"

@@ -27,7 +27,7 @@ def choose_prompt_cache(
     if not _is_asked(settings):
         return None
     obstacles = {
-        "prefixes are not shared (--no-prefix-caching)": not settings.prefix_caching,
+        "prefixes are not shared (--no-prefix-caching, --capacity-factor)": not settings.prefix_caching,
         f"keys and values of a {shape.model_type} model depend on all of a text": shape.encoder is not None,
         f"no layer of a {shape.model_type} model has keys and values": not shape.kv_layers,
         "the CPU's kernels do not compute, whose results alone are the same every time": not cpu_isa,

@@ -287,3 +287,12 @@ def test_absent_experts_add_nothing(needs_kernels, num_tokens, absent):
     compute()
     is_present = torch.from_numpy(table)[topk_ids] >= 0
     assert torch.equal(out, packed.compute(x, topk_ids, topk_weights * is_present))
+
+
+def test_choices_without_weight_are_not_computed(isa):
+    gate_up, down = torch.randn(5, 48, 40), torch.randn(5, 40, 24)
+    x, ids, weights = route(7, 40, 2)
+    weights[ids == 3] = 0
+    want = pack_experts(gate_up, down, "float32").compute(x, ids, weights)
+    gate_up[3] = torch.nan
+    assert torch.equal(pack_experts(gate_up, down, "float32").compute(x, ids, weights), want)

@@ -5,6 +5,7 @@ from itertools import product
 import pytest
 import torch
 
+from moeflow.kernels.capacity import ExpertCapacity
 from moeflow.kernels.cpu import extension, stages
 from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.cpu.packed_weight import PackedWeight
@@ -50,6 +51,7 @@ class Layer:
         has_layer_norm=False,
         shared=None,
         has_post_norms=False,
+        capacity_factor=None,
     ):
         num_experts = 5
         self.o_proj = PackedWeight.pack(torch.randn(hidden, attended), weight_format)
@@ -73,10 +75,12 @@ class Layer:
 
         norms = (NormWeights(torch.randn(hidden), EPS) for _ in range(2))
         self.post_norms = PostNorms(*norms) if has_post_norms else None
+        # In one call, and one operation after another.
+        self.capacities = [ExpertCapacity(capacity_factor) if capacity_factor else None for _ in range(2)]
 
     def in_one_call(self, hidden, attended):
         weights = (self.o_proj, self.o_bias, self.norm, self.router, self.choose, self.experts)
-        weights += (None, None, self.router_bias, self.shared, self.post_norms)
+        weights += (None, None, self.router_bias, self.shared, self.post_norms, self.capacities[0])
         return stages.MoEStage(*weights)(hidden, attended)
 
     def one_after_another(self, hidden, attended):
@@ -87,6 +91,8 @@ class Layer:
         normed = normalise(hidden, self.norm)
         logits = extension.linear(normed, self.router, self.router_bias)
         ids, weights = self.choose(logits)
+        if self.capacities[1] is not None:
+            weights = self.capacities[1].limit(ids, weights, logits.shape[1])
         if self.shared is not None:
             experts, gate = self.shared
             scores = torch.full((len(normed), 1), 1.0)
@@ -109,6 +115,7 @@ class Layer:
         {"has_post_norms": True, "bias": True},
         {"shared": 24},
         {"shared": 64, "top_k": 3},
+        {"capacity_factor": 0.75, "shared": 24},
         {"router_bias": True, "routing": Routing(3, score="sigmoid", choice_bias=torch.randn(5), scale=2.5)},
     ],
 )
@@ -121,6 +128,9 @@ def test_all_that_follows_attention(isa, weight_format, settings):
         got = layer.in_one_call(hidden, attended)
         assert torch.equal(got, layer.one_after_another(hidden, attended))
         assert torch.equal(hidden, kept)
+    counts = [(it.num_choices, it.num_dropped) for it in layer.capacities if it is not None]
+    assert len(set(counts)) <= 1
+    assert all(num_dropped for _, num_dropped in counts)
 
 
 @pytest.mark.usefixtures("some_threads")
