@@ -62,6 +62,7 @@ class LLMSettings(FlagSettings, total=False):
     num_redundant_experts: int | str | None
     expert_layout: str
     attention_layout: str
+    rank_schedule: str
     num_replicas: int | str | None
     max_replicas: int | str | None
     target_first_token_s: float | str | None

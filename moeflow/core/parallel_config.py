@@ -17,6 +17,7 @@ AttentionLayout = Literal["replicated", "tensor"]  # each rank has all heads, or
 
 EXPERT_LAYOUTS: Final = (WHOLE, SLICED)
 EXPERT_PLACEMENTS: Final = ("index", "load")  # whole experts by number, or moved so that ranks get equal loads
+RANK_SCHEDULES: Final = ("auto", "synchronous", "asynchronous")
 ATTENTION_LAYOUTS: Final[tuple[AttentionLayout, ...]] = get_args(AttentionLayout)
 # Of an engine's ranks on nodes: a node for each, or as far as there are nodes, or as few nodes as possible.
 RAY_PLACEMENTS: Final = ("strict-spread", "spread", "pack")
@@ -92,6 +93,7 @@ class ParallelConfig:
     num_redundant_experts: int = 0  # of each layer, that have a further home once loads are known
     attention_layout: AttentionLayout = "replicated"
     timeout_s: float = 30.0  # that a rank waits for the others in a collective; longer if passes are slow
+    alternating_tokens: int = 0  # of a pass that ranks compute in two halves, one while the other waits; 0: none
     is_spread: bool = False  # over machines, a rank on each; else all ranks are processes of one machine
     links: RankLinks | None = None  # of one rank, once each has a place
 

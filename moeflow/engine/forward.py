@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 with on_demand(__name__):
     from moeflow.engine import decode_graphs
-    from moeflow.engine.ranks import stage_forward
+    from moeflow.engine.ranks import alternating_forward, stage_forward
     from moeflow.kv import state_storage
 
 
@@ -102,6 +102,9 @@ def make_forward(
     if config.device != "cpu" and decode_graphs.can_capture(model, config):
         assert isinstance(model, CausalLM)
         return decode_graphs.GraphForward(model, kv, torch.device(config.device), config.scheduler, steps)
+    if upkeep is not None and upkeep.alternating is not None and parallel is not None:
+        assert isinstance(model, CausalLM), "only decoders are cut into micro-batches"
+        return alternating_forward.AlternatingForward(model, kv, upkeep.alternating, parallel.alternating_tokens)
     if upkeep is None or parallel is None or parallel.stages is None:
         return WholeForward(model, kv, device)
     assert isinstance(model, CausalLM), "ranks keep their weights in memory"

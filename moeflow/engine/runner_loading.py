@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from moeflow.engine.ranks.ranks import Ranks
     from moeflow.experts.prefetch.expert_tables import ExpertTables
     from moeflow.models.language_model import LanguageModel
-    from moeflow.parallel.group import Group
+    from moeflow.parallel.group import OverlappingGroup
 
 with on_demand(__name__):
     from moeflow.checkpoint.packed import resident_reader
@@ -292,7 +292,7 @@ def _expert_home(experts: expert_store.ExpertStore | None, ranks: rank_upkeep.Ra
     return InMemory() if ranks is None else home_on_ranks(ranks.layer_group, ranks.experts)
 
 
-def make_upkeep(checkpoint: Checkpoint, config: EngineConfig, group: Group) -> rank_upkeep.RankUpkeep:
+def make_upkeep(checkpoint: Checkpoint, config: EngineConfig, group: OverlappingGroup) -> rank_upkeep.RankUpkeep:
     """Return a rank's part of the model, and its work between passes."""
     assert config.parallel is not None
     device = None if config.device == "cpu" and config.offload is None else device_of_layers(config)

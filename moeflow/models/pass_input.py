@@ -13,7 +13,7 @@ import msgspec
 
 from moeflow.core.batch import Batch, BatchEntry, StateUse
 from moeflow.core.token_tree import branch_masks, depths
-from moeflow.kernels.arrays import Array, ids_on
+from moeflow.kernels.arrays import Array, ids_on, rows_of
 from moeflow.kernels.attention.attention_metadata import TREE_POSITIONS, AttentionMetadata
 from moeflow.kernels.recurrent.state_sequences import StateSequence, StateSequences
 from moeflow.kv.storage import KVStorage
@@ -33,7 +33,7 @@ class PassInput(msgspec.Struct, frozen=True):
     num_tokens: list[int]  # of each in this pass
     block_ids: list[tuple[int, ...]]  # of each: its KV blocks
     logit_rows: list[list[int]]  # of tokens whose logits are computed at once: those sampled from, pieces of prompts
-    num_micro_batches: int = 1  # that stages compute one after another
+    num_micro_batches: int = 1  # that stages compute one after another, and other ranks by turns
     pooled_rows: list[list[int]] = []  # of tokens whose hidden states become vectors, of each such sequence
     trees: list[tuple[int, ...]] = []  # of each: the parents of the nodes of a tree that it ends with; empty: no trees
     num_encoder_tokens: list[int] = []  # of each, in an encoder-decoder: how many of its tokens are its input
@@ -66,6 +66,11 @@ class PassInput(msgspec.Struct, frozen=True):
     def row_groups(self) -> list[list[int]]:
         """Return the tokens with returned hidden states: first the tokens with logits."""
         return self.logit_rows + self.pooled_rows
+
+    def results(self, hidden: Array) -> Iterator[Array]:
+        """Return the hidden states of each of `row_groups`, from those of `result_rows`, one after another."""
+        places = {row: place for place, row in enumerate(self.result_rows())}
+        return (rows_of(hidden, [places[row] for row in rows]) for rows in self.row_groups())
 
     def micro_batches(self) -> list[PassInput]:
         """Return the pass in pieces of as many tokens, a token more or less, in order; its results are all of theirs.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ class Collectives(ABC):
     """The collectives of a `Group`, each as one labelled exchange of rows."""
 
     rank: int
+    meanwhile: Callable[[], None] | None = None  # what runs between sending and waiting; None: nothing
 
     def all_gather(self, name: str, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks; see `Group`."""

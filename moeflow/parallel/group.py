@@ -7,7 +7,7 @@ ended for all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -73,6 +73,15 @@ class Group(Protocol):
 
     def close(self) -> None:
         """Give the memory back. The other ranks are not told: see `abort`."""
+
+
+class OverlappingGroup(Group, Protocol):
+    """A group whose collectives run a callback between sending and waiting."""
+
+    meanwhile: Callable[[], None] | None  # None: nothing
+
+    def subgroup(self, ranks: Sequence[int]) -> OverlappingGroup:
+        """See `Group`."""
 
 
 class Sums(Protocol):

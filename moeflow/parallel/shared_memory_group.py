@@ -131,6 +131,8 @@ class SharedMemoryGroup(Collectives):
     def _exchange_parts(self, label: str, parts: list[Tensor], *, is_for_all: bool, own: Tensor) -> list[Tensor]:
         exchange = self._exchange
         exchange.start(label, [(part.data_ptr(), part.nbytes) for part in parts], is_for_all)
+        if self.meanwhile is not None:
+            self.meanwhile()
         self._wait(label)
         rest = own.shape[1:]
         row_bytes = rest.numel() * own.itemsize
@@ -194,7 +196,8 @@ class SharedMemoryGroup(Collectives):
 
     def _idleness(self, peer: ProcessWatch) -> str:
         """Return that a rank that has to compute does not; empty: it does, or may itself wait for ranks elsewhere."""
-        if self._whole is not None or self._subgroups or peer.idle_s < IDLE_S:
+        groups = [self._whole] if self._whole is not None else self._subgroups.values()
+        if any(group.size != self.size for group in groups) or peer.idle_s < IDLE_S:
             return ""
         return f"process {peer.process_id} hangs: it has not computed for {peer.idle_s:.0f} s"
 

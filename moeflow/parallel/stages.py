@@ -39,10 +39,10 @@ def neighbours(parallel: ParallelConfig, rank: int) -> tuple[int, int]:
 
 
 def subgroups(parallel: ParallelConfig) -> list[tuple[int, ...]]:
-    """Return the ranks, ascending, of every group except the group of all."""
-    if parallel.num_stages == 1:
-        return []
+    """Return the ranks, ascending, of every group but the first one; one of all is for the second half of passes."""
     ranks = range(parallel.num_ranks)
+    if parallel.num_stages == 1:
+        return [tuple(ranks)] if parallel.alternating_tokens else []
     pairs = {tuple(sorted((rank, neighbours(parallel, rank)[1]))) for rank in ranks}
     stages = {same_stage(parallel, rank) for rank in ranks} if parallel.ranks_per_stage > 1 else set()
     return sorted(pairs | stages)

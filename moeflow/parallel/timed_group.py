@@ -26,6 +26,15 @@ class WaitClock:
         finally:
             self.waited_s += time.perf_counter() - start
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not count the time that the block takes, within `running`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.waited_s -= time.perf_counter() - start
+
 
 class TimedGroup(Group):
     """Another group, whose collectives, subgroups and channels run a clock."""

@@ -43,6 +43,7 @@ from moeflow.planner.choices.processor_choice import ANY_ISA, Reasons, choose_cp
 from moeflow.planner.choices.prompt_cache_choice import buffer_bytes
 from moeflow.planner.choices.rank_choice import RankMemory, explain_ranks, possible_ranks
 from moeflow.planner.choices.rank_layout_choice import choose_rank_layouts
+from moeflow.planner.choices.rank_schedule_choice import with_schedule
 from moeflow.planner.choices.refused_settings import check_settings
 from moeflow.planner.choices.replica_choice import (
     check_replicas,
@@ -481,14 +482,15 @@ class Decision:
             self.host.ask(weights, None, cpu_isa, has_ranks=True)
         fitting = [it for it in candidates if self.budget.left(weights, it) >= 0] or candidates[:1]
         if (machine := self.host.machine) is None:
-            return fitting[0]
+            return with_schedule(fitting[0], self.settings, None, self.reasons)
         num_tokens = batching.max_num_batched_tokens
-        return choose_rank_layouts(
-            fitting,
-            lambda parallel: self.host.cost_model_of(weights, machine, parallel)(num_tokens),
-            1 if self.usage.goal == "latency" else batching.max_num_seqs,
-            self.reasons,
-        )
+
+        def costs(parallel: ParallelConfig) -> CostModel:
+            return self.host.cost_model_of(weights, machine, parallel)(num_tokens)
+
+        number = 1 if self.usage.goal == "latency" else batching.max_num_seqs
+        chosen = choose_rank_layouts(fitting, costs, number, self.reasons)
+        return with_schedule(chosen, self.settings, costs(chosen), self.reasons)
 
     def _parallel(self, plan: ExpertPlan | None) -> ParallelConfig | None:
         """Return how processes share the model, once it is known that all of it fits. Raises: ConfigError if not."""

@@ -15,7 +15,13 @@ from typing import Any, Final, cast
 import msgspec
 
 from moeflow.core.errors import ConfigError
-from moeflow.core.parallel_config import ATTENTION_LAYOUTS, EXPERT_LAYOUTS, EXPERT_PLACEMENTS, RAY_PLACEMENTS
+from moeflow.core.parallel_config import (
+    ATTENTION_LAYOUTS,
+    EXPERT_LAYOUTS,
+    EXPERT_PLACEMENTS,
+    RANK_SCHEDULES,
+    RAY_PLACEMENTS,
+)
 from moeflow.core.truncated_repr import truncated, truncated_repr
 from moeflow.experts.cache.policies import POLICIES
 from moeflow.experts.predict.registry import NO_PREDICTOR, PREDICTORS, WHOLE_PASS
@@ -231,6 +237,15 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
         default="auto",
         choices=("auto", *ATTENTION_LAYOUTS),
         depends_on=("num_ranks",),
+    )
+    rank_schedule: str = _device(
+        "--rank-schedule",
+        "choice",
+        "Whether ranks compute one half of a pass while the other half waits for other ranks (asynchronous), or all "
+        "tokens at once (synchronous). auto: halves for long prompts over slow links, by forecast.",
+        default="auto",
+        choices=RANK_SCHEDULES,
+        depends_on=("num_ranks", "stages", "device"),
     )
     num_replicas: int | None = _device(
         "--replicas",

@@ -69,6 +69,7 @@ VALUES = {
     "num_redundant_experts": None,
     "expert_layout": None,
     "attention_layout": None,
+    "rank_schedule": None,
     "num_replicas": 2,
     "max_replicas": None,
     "target_first_token_s": None,

@@ -45,6 +45,7 @@ TEXTS = (
     "kv_dtype",
     "expert_layout",
     "attention_layout",
+    "rank_schedule",
     "device",
     "expert_placement",
     "listen_ranks",

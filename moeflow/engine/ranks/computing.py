@@ -16,12 +16,12 @@ from moeflow.engine.runner_loading import make_allocator, make_upkeep, served_mo
 from moeflow.models.importance import known_importance
 from moeflow.models.loading import load_causal_lm
 from moeflow.models.pass_input import PassInput
-from moeflow.parallel.group import Group
+from moeflow.parallel.group import OverlappingGroup
 
 
 def compute_passes(
     config: EngineConfig,
-    group: Group,
+    group: OverlappingGroup,
     messages: Iterable[bytes],
     on_loaded: Callable[[], None],
     progress: Callable[[int, int], None] | None = None,

@@ -16,10 +16,11 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.engine.ranks.slow_rank import slow_rank
 from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
+from moeflow.parallel.alternating_group import AlternatingGroup
 from moeflow.parallel.device_group import DeviceGroup
-from moeflow.parallel.group import Group
+from moeflow.parallel.group import Group, OverlappingGroup
 from moeflow.parallel.stages import layers_of, same_stage
-from moeflow.parallel.timed_group import TimedGroup
+from moeflow.parallel.timed_group import TimedGroup, WaitClock
 
 logger = logging.getLogger(__name__)
 
@@ -41,13 +42,17 @@ class RankUpkeep:
     """One rank's part of it."""
 
     def __init__(
-        self, group: Group, shape: ModelConfig, parallel: ParallelConfig, device: torch.device | None = None
+        self, group: OverlappingGroup, shape: ModelConfig, parallel: ParallelConfig, device: torch.device | None = None
     ) -> None:
         """Take all ranks, the model that they share, and how; `device` is this rank's, None: it computes on the CPU.
 
         Raises: ConfigError, GroupError if devices do not meet.
         """
-        self.group = TimedGroup(group)
+        clock = WaitClock()
+        self.alternating: AlternatingGroup | None = None  # what computes halves of a pass by turns; None: nothing does
+        if parallel.alternating_tokens:
+            self.alternating = AlternatingGroup(group, clock)
+        self.group = TimedGroup(self.alternating or group, clock)
         self.layers = layers_of(parallel, shape, group.rank)
         self.layer_group: Group | None = None  # the group that shares its layers; None: there are no others
         if parallel.num_stages == 1:

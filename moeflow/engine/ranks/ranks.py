@@ -16,13 +16,13 @@ import msgspec
 
 from moeflow.core.errors import GroupError
 from moeflow.models.pass_input import PassInput
-from moeflow.parallel.group import Group
+from moeflow.parallel.group import OverlappingGroup
 
 
 class Ranks(ABC):
     """Ranks 1, 2, ... of an engine; this process is rank 0."""
 
-    group: Group  # of all ranks
+    group: OverlappingGroup  # of all ranks
     _has_lost = False  # one of them
 
     @property

@@ -49,16 +49,13 @@ class StageForward:
     @torch.inference_mode()
     def run(self, given: PassInput) -> Iterator[Tensor]:
         """See `Forward`. Blocks: until the stages before are there, and on the first one all; if it has results."""
-        results = given.result_rows()
         found = [self._run_layers(piece, label) for label, piece in _labelled(given)]
-        if not results or not (self._is_first or self._is_last):
+        if not given.result_rows() or not (self._is_first or self._is_last):
             return iter(())
         if self._is_last:
             self._after.send("results", torch.cat(found))
             return iter(())
-        hidden = self._model.norm(self._before.receive("results", self._like))
-        places = {row: place for place, row in enumerate(results)}
-        return (rows_of(hidden, [places[row] for row in rows]) for rows in given.row_groups())
+        return given.results(self._model.norm(self._before.receive("results", self._like)))
 
     def close(self) -> None:
         """See `Forward`: there are none."""

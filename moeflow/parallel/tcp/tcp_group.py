@@ -87,6 +87,8 @@ class TcpGroup(Collectives):
             raise GroupError(reason)
         for rank, part in parts.items():
             self._links[rank].send(Kind.COLLECTIVE, label, _bytes_of(part))
+        if self.meanwhile is not None:
+            self.meanwhile()
         waiting = {rank: self._links[rank] for rank in sources}
         found: dict[int, Tensor] = {}
         deadline_s = time.monotonic() + self._patience.limit_s

@@ -29,6 +29,7 @@ _NOT_ON_DEVICES: Final = (
     "record_routing",
     "stages",
     "expert_placement",
+    "rank_schedule",
     "num_redundant_experts",
     "num_replicas",
 )

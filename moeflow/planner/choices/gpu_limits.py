@@ -34,6 +34,7 @@ _ON_CPU_ONLY: Final[Mapping[str, str]] = {  # field of `Settings` -> reason
     "expert_placement": _MOVES,
     "num_redundant_experts": _MOVES,
     "expert_layout": "ranks on GPUs know the layouts of moeflow only",
+    "rank_schedule": "only ranks that compute with the CPU's kernels take turns",
     "num_replicas": _REPLICAS,
     "max_replicas": _REPLICAS,
     "target_first_token_s": _REPLICAS,
@@ -43,6 +44,7 @@ _NEUTRAL: Final[Mapping[str, Sequence[object]]] = {  # values of these that GPUs
     "num_replicas": (None, 1),
     "expert_placement": ("auto", "index"),
     "expert_layout": ("auto", *EXPERT_LAYOUTS),
+    "rank_schedule": ("auto", "synchronous"),
 }
 
 

@@ -33,7 +33,7 @@ with on_demand(__name__):
     from moeflow.planner.choices import device_ranks
 
 _LAYOUTS_OF_EXPERTS: Final = ("expert_layout", "expert_placement", "num_redundant_experts")
-_LAYOUTS: Final = (*_LAYOUTS_OF_EXPERTS, "attention_layout")
+_LAYOUTS: Final = (*_LAYOUTS_OF_EXPERTS, "attention_layout", "rank_schedule")
 Layout = TypeVar("Layout", bound=str)
 
 

@@ -573,7 +573,7 @@ class CostModel:
         sampled = num_tokens if num_sampled is None else num_sampled
         processor = processor_of(self.machine.level(RAM))
         beside_s = processor.pass_s + sampled * processor.token_s
-        if (ranked := self._ranked_layers) is not None:
+        if (ranked := self.ranked_layers) is not None:
             sampling_s = self._host_s([(1, costs.sampling(sampled))])
             return ranked.seconds(num_tokens, attention, distinct) + ranked.head_s(sampled) + sampling_s + beside_s
         used = distinct * expected_distinct(costs.shape.routing.num_experts, costs.shape.routing.top_k, num_tokens)
@@ -581,7 +581,7 @@ class CostModel:
         return self._host_s(works) + beside_s
 
     @cached_property
-    def _ranked_layers(self) -> RankedLayers | None:
+    def ranked_layers(self) -> RankedLayers | None:
         """The layers, where several ranks share them."""
         parallel = self.sharing.parallel
         return None if parallel is None else RankedLayers(self.machine, self._host_level, self.costs, parallel)

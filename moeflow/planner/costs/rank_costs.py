@@ -36,6 +36,9 @@ ASSUMED_LINKS: Final = {  # where none is measured or described: seconds of a sm
 }
 
 
+_NO_WAITS: Final = Link(source=RANK, target=REMOTE_RANK, rates=(LinkRate(transfer_bytes=1, bytes_per_s=1e30),))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
     """The processes that compute on a machine: engines side by side, and the ranks of each."""
@@ -118,6 +121,15 @@ class RankedLayers(msgspec.Struct, frozen=True, dict=True):
         if self._is_cut:
             head_s += self._gather_s(num_sampled * self.costs.shape.vocab_size * self.costs.formats.activation_bytes)
         return head_s
+
+    def gain_of_halves(self, num_tokens: int) -> float:
+        """Return how many times as fast a prompt's layers are if each half waits for ranks while the other computes."""
+        without_waits = msgspec.structs.replace(self, machine=replace(self.machine, links=(_NO_WAITS,)))
+        attention = self.costs.prefill_attention(1, num_tokens, num_tokens)
+        half = num_tokens / 2, _part(attention, 0.5), 1.0
+        work_s = without_waits.seconds(*half)
+        waits_s = self.seconds(*half) - work_s
+        return self.seconds(num_tokens, attention, 1.0) / (work_s + max(work_s, waits_s))
 
     @property
     def link(self) -> Link:

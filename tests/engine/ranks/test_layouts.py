@@ -51,6 +51,12 @@ def alone(models):
         ("mixtral", {"num_ranks": 3, "expert_layout": "sliced", "attention_layout": "tensor"}),
         ("llama", {"num_ranks": 2, "attention_layout": "tensor"}),
         ("gemma4_text", {"num_ranks": 2, "attention_layout": "tensor"}),
+        ("mixtral", {"num_ranks": 3, "rank_schedule": "asynchronous"}),
+        (
+            "mixtral",
+            {"num_ranks": 2, "expert_layout": "sliced", "attention_layout": "tensor", "rank_schedule": "asynchronous"},
+        ),
+        ("gemma4_text", {"num_ranks": 2, "attention_layout": "tensor", "rank_schedule": "asynchronous"}),
     ],
     ids=str,
 )
@@ -70,6 +76,19 @@ def test_requests_get_the_tokens_and_log_probabilities_of_one_process(models, al
         ("mixtral", {"num_ranks": 2, "expert_layout": "round"}, "expert_layout 'round' is unknown.*expert, sliced"),
         ("mixtral", {"expert_layout": "sliced"}, "for several ranks"),
         ("mixtral", {"attention_layout": "tensor"}, "for several ranks"),
+        ("mixtral", {"rank_schedule": "asynchronous"}, "for several ranks"),
+        ("mixtral", {"num_ranks": 2, "rank_schedule": "both"}, "'both' is unknown; use one of auto, synchronous"),
+        ("mixtral", {"num_ranks": 2, "stages": "2", "rank_schedule": "asynchronous"}, "for several ranks"),
+        (
+            "mixtral",
+            {"num_ranks": 4, "stages": "2", "rank_schedule": "asynchronous"},
+            "does not go with stages.*remove one",
+        ),
+        (
+            "mixtral",
+            {"num_ranks": 2, "record_routing": "routing.moe", "rank_schedule": "asynchronous"},
+            "does not go with a record of routing",
+        ),
     ],
 )
 def test_what_cannot_be_shared_so_is_refused_with_what_to_do(models, name, settings, complaint):

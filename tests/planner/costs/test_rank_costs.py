@@ -134,3 +134,26 @@ def test_a_way_that_nobody_measured_is_assumed():
     assumed, far = (link_of(machine(ram=1), it) for it in (parallel, dataclasses.replace(parallel, is_spread=True)))
     assert assumed.seconds(256) < far.seconds(256)
     assert link_of(where(bytes_per_s=5.0), parallel).peak_bytes_per_s == 5.0
+
+
+@pytest.mark.parametrize(
+    "layouts", [{"moves_experts": False}, {"expert_layout": "sliced", "attention_layout": "tensor"}]
+)
+@pytest.mark.parametrize("rate", [1e5, 1e8, 1e30])
+def test_halves_gain_as_far_as_one_computes_while_the_other_waits(layouts, rate):
+    """By hand: each half takes its work and its waits; two halves take twice the longer one, or one of each."""
+    tokens = 512
+    with_waits, without = (layers(on=where(bytes_per_s=it), is_spread=True, **layouts) for it in (rate, 1e30))
+    attention = with_waits.costs.prefill_attention(1, tokens, tokens)
+    half_attention = dataclasses.replace(
+        attention,
+        num_bytes=attention.num_bytes / 2,
+        num_flops=attention.num_flops / 2,
+        values=max(attention.values // 2, 1),
+    )
+    whole_s = with_waits.seconds(tokens, attention, 1.0)
+    work_s, half_s = (it.seconds(tokens / 2, half_attention, 1.0) for it in (without, with_waits))
+    want = whole_s / max(2 * work_s, half_s)
+    assert with_waits.gain_of_halves(tokens) == pytest.approx(want)
+    if rate == 1e30:
+        assert want <= 1.0
