@@ -91,6 +91,7 @@ class ParallelConfig:
     expert_layout: str = WHOLE  # or SLICED, or another package's layout of whole experts
     moves_experts: bool = True  # whole ones, to other ranks while serving, as loads call for it
     num_redundant_experts: int = 0  # of each layer, that have a further home once loads are known
+    expert_loads: tuple[tuple[int, ...], ...] = ()  # of each MoE layer: recorded choices of each expert; empty: unknown
     attention_layout: AttentionLayout = "replicated"
     timeout_s: float = 30.0  # that a rank waits for the others in a collective; longer if passes are slow
     alternating_tokens: int = 0  # of a pass that ranks compute in two halves, one while the other waits; 0: none
@@ -101,6 +102,11 @@ class ParallelConfig:
     def has_slices(self) -> bool:
         """Whether each rank has a slice of every expert; else some have whole ones."""
         return self.expert_layout == SLICED
+
+    @property
+    def places_by_load(self) -> bool:
+        """Whether several ranks have whole experts that move as loads call for it."""
+        return self.expert_layout == WHOLE and self.moves_experts and self.ranks_per_stage > 1
 
     @property
     def num_stages(self) -> int:

@@ -67,7 +67,7 @@ from moeflow.planner.costs.model_costs import ModelCosts
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile
 from moeflow.planner.hardware.host import HostResources
 from moeflow.planner.host_forecast import HostForecast, MachineOf, Wanted, default_batching
-from moeflow.planner.known_routing import known_popularity
+from moeflow.planner.known_routing import known_loads, known_popularity
 from moeflow.planner.memory_budget import MemoryBudget
 from moeflow.planner.model_files import path_in_plan
 from moeflow.planner.usage import Usage
@@ -504,6 +504,8 @@ class Decision:
             )
         if parallel.stages is not None and self.settings.record_routing is not None:
             raise ConfigError("no stage sees what all routers choose (--record-routing): remove --stages for that")
+        if parallel.places_by_load:
+            parallel = replace(parallel, expert_loads=known_loads(self.checkpoint, self.settings.cache_dir))
         explain_ranks(parallel, self.shape, self.reasons, on_devices=self.settings.device != "cpu")
         return parallel
 

@@ -25,12 +25,22 @@ class WholeExperts:
     most_held: Sequence[int]  # by rank: of a layer, at any time but while one is on its way
 
     @classmethod
-    def of(cls, parallel: ParallelConfig, num_ranks: int, num_layers: int, num_experts: int) -> WholeExperts:
-        """Return what so many ranks have of so many layers. Raises: ConfigError if the layout cannot be used."""
+    def of(
+        cls,
+        parallel: ParallelConfig,
+        num_ranks: int,
+        num_layers: int,
+        num_experts: int,
+        recorded: Loads | None = None,
+    ) -> WholeExperts:
+        """Return what so many ranks have of so many layers, at first as `recorded` loads [layers, E] call for it.
+
+        Raises: ConfigError if the layout cannot be used.
+        """
         if parallel.expert_layout != WHOLE:
             return cls.added(parallel.expert_layout, num_ranks, num_layers, num_experts)
         if parallel.moves_experts:
-            return cls.moving(num_ranks, num_layers, num_experts, parallel.num_redundant_experts)
+            return cls.moving(num_ranks, num_layers, num_experts, parallel.num_redundant_experts, recorded)
         return cls.staying(num_ranks, num_layers, num_experts)
 
     @classmethod
@@ -40,15 +50,21 @@ class WholeExperts:
         return cls(num_experts, placement, None, _most_held(ExpertPlacement.by_index(1, num_experts, num_ranks)))
 
     @classmethod
-    def moving(cls, num_ranks: int, num_layers: int, num_experts: int, num_redundant: int = 0) -> WholeExperts:
-        """Return such blocks, with experts moved or replicated for equal loads of the ranks."""
+    def moving(
+        cls,
+        num_ranks: int,
+        num_layers: int,
+        num_experts: int,
+        num_redundant: int = 0,
+        recorded: Loads | None = None,
+    ) -> WholeExperts:
+        """Return experts that are moved or replicated for equal loads of the ranks; at first blocks by index, or as
+        `recorded` loads call for it."""
         slots = slots_per_rank(num_experts, num_ranks, num_redundant)
-        return cls(
-            num_experts,
-            ExpertPlacement.by_index(num_layers, num_experts, num_ranks),
-            lambda loads: place_by_load(loads, num_ranks, slots, num_redundant),
-            (slots,) * num_ranks,
-        )
+        by_load = partial(place_by_load, num_ranks=num_ranks, slots_per_rank=slots, max_replicas=num_redundant)
+        by_index = ExpertPlacement.by_index(num_layers, num_experts, num_ranks)
+        at_first = by_index if recorded is None else by_load(recorded)
+        return cls(num_experts, at_first, by_load, (slots,) * num_ranks)
 
     @classmethod
     def added(cls, layout: str, num_ranks: int, num_layers: int, num_experts: int) -> WholeExperts:

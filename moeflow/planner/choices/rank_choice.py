@@ -119,6 +119,8 @@ def _shared_parts(
         text = f"{experts} of the {shape.routing.num_experts} experts of a layer"
         if parallel.num_redundant_experts:
             text += f", {parallel.num_redundant_experts} of them with a replica"
+        if parallel.expert_loads:
+            text += ", placed by recorded loads"
         parts.append(text + (", moved as loads call for it" if parallel.moves_experts else ""))
     elif shape.routing.num_experts and not parallel.has_slices:
         held = whole_experts.WholeExperts.of(

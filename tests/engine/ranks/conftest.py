@@ -11,3 +11,4 @@ def in_threads(monkeypatch):
     """Run ranks in this process that report their results to each other at once."""
     monkeypatch.setattr(rank_processes, "RankProcesses", RankThreads)
     monkeypatch.setattr(rank_upkeep, "TIMES_PASSES", 2)
+    return monkeypatch

@@ -6,17 +6,27 @@ requests are preempted.
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
+
+import numpy as np
 import pytest
 from transformers import Gemma4TextConfig
 
+from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import ConfigError
 from moeflow.core.parallel_config import ParallelConfig
+from moeflow.engine.ranks import rank_upkeep
 from moeflow.kernels.cpu import extension
+from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 from moeflow.parallel.placement import layouts
+from moeflow.parallel.placement.eplb import place_by_load
 from moeflow.parallel.placement.placement import ExpertPlacement
 from moeflow.planner.choices import rank_choice
 from moeflow.planner.choices.rank_choice import RankMemory
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
+from moeflow.planner.known_routing import popularity_file
+from moeflow.workload.routing_trace import read_routing_trace
 from tests.engine.ranks.mixed_requests import config_of, resolved, run
 from tests.models.parity import random_model
 from tests.models.test_gemma4_text import MOE
@@ -151,3 +161,43 @@ def test_fewer_heads_a_rank_leave_room_for_more_tokens(models):
     settings = {"num_ranks": 2, "kv_cache_bytes": 2**20}
     whole = resolved(models["mixtral"], **settings).config.scheduler.num_blocks
     assert resolved(models["mixtral"], attention_layout="tensor", **settings).config.scheduler.num_blocks == 2 * whole
+
+
+@pytest.mark.parametrize("layouts", [{"num_ranks": 2}, {"stages": "2", "num_ranks": 4}], ids=str)
+def test_recorded_routing_places_experts_at_the_start(models, alone, in_threads, tmp_path, layouts):
+    """Choices of a run alone are those of `moeflow pack`; counted pair by pair, they decide where experts begin."""
+    with contextlib.closing(open_checkpoint(models["mixtral"])) as checkpoint:
+        file = popularity_file(checkpoint, tmp_path)
+    file.parent.mkdir(parents=True)
+    run(config_of(models["mixtral"], record_routing=file))
+    choices = read_routing_trace(file).passes
+    config = config_of(models["mixtral"], cache_dir=tmp_path, expert_layout="expert", **layouts)
+    counted = [
+        Counter(expert for routed in choices for token in routed.ids[layer].tolist() for expert in token)
+        for layer in range(len(config.parallel.expert_loads))
+    ]
+    assert config.parallel.expert_loads == tuple(tuple(each[expert] for expert in range(4)) for each in counted)
+    loads = np.array(config.parallel.expert_loads, float)
+    want = place_by_load(loads, 2, 2, 0)
+    assert want != ExpertPlacement.by_index(len(loads), 4, 2)
+    begun = []
+    in_threads.setattr(rank_upkeep, "ExpertRanks", recording(begun))
+    assert run(config)[0] == alone["mixtral"]
+    if "stages" in layouts:
+        homes = {placement.homes for placement in begun}
+        assert {it for part in homes for it in part} == set(want.homes)
+    else:
+        assert [placement == want for placement in begun] == [True, True]
+    plan = resolved(models["mixtral"], cache_dir=tmp_path, expert_layout="expert", **layouts).plan
+    assert "placed by recorded loads, moved as loads call for it" in dict(plan.reasons)["ranks"]
+
+
+def recording(begun):
+    """Return a class that also notes each rank's first placement."""
+
+    class Recording(ExpertRanks):
+        def __init__(self, group, balancer):
+            super().__init__(group, balancer)
+            begun.append(balancer.placement)
+
+    return Recording

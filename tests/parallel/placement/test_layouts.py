@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 
@@ -104,3 +106,32 @@ def test_placements_have_digests_of_their_own():
     still = WholeExperts.staying(2, 2, 6)
     assert still.digest == WholeExperts.moving(2, 2, 6).digest
     assert len({still.digest, WholeExperts.staying(3, 2, 6).digest, WholeExperts.staying(2, 1, 6).digest}) == 3
+
+
+def most_of_a_rank(placement, loads):
+    """Return the largest load of a rank in each layer, counted pair by pair."""
+    found = []
+    for homes, layer in zip(placement.homes, loads, strict=True):
+        of_ranks = dict.fromkeys(range(placement.num_ranks), 0.0)
+        for ranks, load in zip(homes, layer, strict=True):
+            for rank in ranks:
+                of_ranks[rank] += load / len(ranks)
+        found.append(max(of_ranks.values()))
+    return found
+
+
+@pytest.mark.parametrize("num_redundant", [0, 2])
+def test_recorded_loads_decide_the_first_placement(num_redundant):
+    """Without replicas it is the best of all halves, by brute force."""
+    parallel = ParallelConfig(num_ranks=2, num_redundant_experts=num_redundant)
+    experts = WholeExperts.of(parallel, 2, 2, 6, LOADS)
+    found = most_of_a_rank(experts.at_first, LOADS)
+    best = [
+        min(max(sum(layer[list(half)]), layer.sum() - sum(layer[list(half)])) for half in combinations(range(6), 3))
+        for layer in LOADS
+    ]
+    assert found == (best if num_redundant == 0 else [8.0, 3.0])
+    assert most_of_a_rank(WholeExperts.of(parallel, 2, 2, 6).at_first, LOADS) == [10.0, 3.0]  # by index
+    assert all(experts.fits(experts.at_first, layer) for layer in range(2))
+    stays = ParallelConfig(num_ranks=2, moves_experts=False)
+    assert WholeExperts.of(stays, 2, 2, 6, LOADS).at_first == ExpertPlacement.by_index(2, 6, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,8 +38,9 @@ class ExpertRanks:
         """
         if not shape.routing.num_experts or parallel.has_slices:
             return None
-        num_layers = len(set(layers).intersection(shape.moe_layers))
-        experts = WholeExperts.of(parallel, group.size, num_layers, shape.routing.num_experts)
+        own = [number for number, layer in enumerate(shape.moe_layers) if layer in layers]
+        recorded = np.array([parallel.expert_loads[number] for number in own], float) if parallel.expert_loads else None
+        experts = WholeExperts.of(parallel, group.size, len(own), shape.routing.num_experts, recorded)
         if parallel.expert_layout != WHOLE:
             group.barrier(f"experts as {parallel.expert_layout} lays them out ({experts.digest})")
         return cls(group, ExpertBalancer(experts))
