@@ -150,7 +150,7 @@ class EngineConfig:
     speculators: tuple[str, ...] = ()  # that draft tokens: names of speculation/registry.py, or of
     draft_models: tuple[DraftModelConfig, ...] = ()  # models that do
     capacity_factor: float = 0.0  # of `ExpertCapacity`; 0: experts take all tokens that choose them
-    lossy_top_k: int = 0  # experts of an input's token that a network chooses; 0: the routers choose
+    lossy_top_k: int = 0  # experts of a token that a network chooses; 0: the routers choose
     packed_file: str = (
         ""  # packed weights file that all weights are mapped from; empty: they are packed from the checkpoint
     )

@@ -49,7 +49,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     speculators: tuple[str, ...] = ()  # that draft tokens
     encoder: EncoderInfo | None = None  # None: decoder-only
     labels: tuple[str, ...] = ()  # of the classes that it sorts texts into
-    lossy_top_k: int = 0  # experts of an input's token that a network chooses; 0: the routers choose
+    lossy_top_k: int = 0  # experts of a token that a network chooses; 0: the routers choose
     pooling: PoolingParams | None = PoolingParams()  # that its files ask for; None: not available here
     sampling_defaults: TokenChoice = TokenChoice()  # of requests that leave these fields open
 

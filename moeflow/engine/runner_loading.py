@@ -25,6 +25,7 @@ from moeflow.engine.model_runner import LossyExperts, ModelRunner, OtherProcesse
 from moeflow.kernels.arrays import dtype_on
 from moeflow.kernels.capacity import ExpertCapacity
 from moeflow.kernels.on_demand import on_demand
+from moeflow.kernels.routing import Routing
 from moeflow.kernels.weight_format import WeightFormat
 from moeflow.models.importance import known_importance
 from moeflow.models.layers.allocation.expert_homes import (
@@ -38,7 +39,7 @@ from moeflow.models.layers.allocation.packed import PackedAllocator
 from moeflow.models.layers.allocation.planar import PlanarAllocator
 from moeflow.models.layers.allocation.tensors import SlabAllocator
 from moeflow.models.layers.decoder import CausalLM
-from moeflow.models.layers.moe import MoE, num_joined
+from moeflow.models.layers.moe import num_joined
 from moeflow.models.layers.weight_allocator import WeightAllocator
 from moeflow.models.loading import load_model
 from moeflow.models.packing import largest_expert_bytes
@@ -50,7 +51,6 @@ from moeflow.speculation.names import short_names
 
 if TYPE_CHECKING:
     from moeflow.engine.ranks.ranks import Ranks
-    from moeflow.experts.prefetch.expert_tables import ExpertTables
     from moeflow.models.language_model import LanguageModel
     from moeflow.parallel.group import OverlappingGroup
 
@@ -67,7 +67,6 @@ with on_demand(__name__):
     from moeflow.engine.ranks import linked_ranks, rank_processes, rank_upkeep
     from moeflow.experts.hybrid import hybrid_experts
     from moeflow.kernels import packed_bands
-    from moeflow.models.layers import encoder_decoder
     from moeflow.models.layers.ranks import summed_experts
     from moeflow.workload import routing_recorder, routing_trace
 
@@ -101,14 +100,14 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
         )
         if recorder is not None:
             recorder.routers = [block for _, block in model.moe_blocks()]
-        tables = lossy = None
-        if config.lossy_top_k or config.experts is not None:
-            tables = prefetch_sources.expert_tables(model, checkpoint, config, trace)
-        if tables is not None:
-            on_failure.callback(tables.close)
-            lossy = _lossy_routing(model, tables, config)
+        networks = lossy = None
+        if config.lossy_top_k or (experts is not None and hybrid is None):
+            networks = prefetch_sources.PassNetworks(model, checkpoint, config, trace)
+            on_failure.callback(networks.close)
+            lossy = _lossy_routing(model, networks, config)
         if experts is not None and hybrid is None:
-            experts.prefetch_by(prefetch_sources.prefetch_sources(model, checkpoint, config, tables))
+            assert networks is not None
+            experts.prefetch_by(prefetch_sources.prefetch_sources(model, config, networks))
         served = served_model(model, config, upkeep, trace)
         on_failure.callback(served.close)
         if ranks is not None:
@@ -135,13 +134,18 @@ def served_model(
 
 
 def _lossy_routing(
-    model: LanguageModel, tables: ExpertTables, config: EngineConfig
+    model: LanguageModel, networks: prefetch_sources.PassNetworks, config: EngineConfig
 ) -> lossy_routing.LossyRouting | None:
     if not config.lossy_top_k:
         return None
-    assert isinstance(model, encoder_decoder.EncoderDecoderLM), "only encoders know what is to come"
-    blocks = [layer.mlp for layer in model.encoder_layers if isinstance(layer.mlp, MoE)]
-    return lossy_routing.LossyRouting(tables, blocks, top_k=config.lossy_top_k)
+    num_encoding, top_k = model.config.num_encoder_moe_layers, config.lossy_top_k
+    rules = [cast(Routing, block.choose) for _, block in model.moe_blocks()][num_encoding:]
+    choices: list[lossy_routing.Choices] = []
+    if networks.tables is not None:
+        choices.append(lossy_routing.InputChoices(networks.tables, num_encoding, top_k=top_k))
+    if networks.texts is not None:
+        choices.append(lossy_routing.TextChoices(networks.texts, rules, top_k=top_k))
+    return lossy_routing.LossyRouting(model, choices)
 
 
 def _start_ranks(config: EngineConfig) -> Ranks | None:

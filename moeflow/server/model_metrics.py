@@ -36,7 +36,7 @@ def _facts(model: ServedModel) -> dict[str, str]:
         "model": model.info.name,
         "model_type": model.info.model_type,
         "weight_format": model.info.weight_format,
-        "lossy_top_k": str(model.info.lossy_top_k),  # not 0: a predictor chooses an encoder's experts
+        "lossy_top_k": str(model.info.lossy_top_k),  # not 0: a predictor chooses experts
     }
 
 

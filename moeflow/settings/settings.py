@@ -31,7 +31,7 @@ from moeflow.pipeline.catalog import OFFLOADING
 from moeflow.settings.option import Option, setting
 
 MAX_THREADS: Final = 1024  # more than machines have cores
-LOSSY_ROUTING: Final = {"sida": 1, "sida:3": 3}  # experts of a token, as SiDA was published with
+LOSSY_ROUTING: Final = {"sida": 1, "sida:3": 3}  # experts in the place of each that a router chooses
 GENERATION_CONFIGS: Final = ("auto", "none")
 
 _INTERNAL: Final = {"is_internal": True}  # verbs set it, by how they run the engine; no user's choice
@@ -338,8 +338,8 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
     lossy_routing: str | None = _lossy(
         "--lossy-routing",
         "choice",
-        "The network of `moeflow train predictor` chooses an encoder's experts instead of the routers, one for "
-        "each token or three. Answers change where it errs, and the model's name shows that.",
+        "The network of `moeflow train predictor` chooses experts instead of the routers: as many for each token, "
+        "or three times as many. Not exact: answers change where it errs, and the model's name shows that.",
         shown_default="routers choose",
         choices=tuple(LOSSY_ROUTING),
     )

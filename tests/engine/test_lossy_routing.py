@@ -123,8 +123,8 @@ def test_a_plan_has_it(target):
 def test_what_cannot_be_is_refused(target, tmp_path):
     folder, *_ = target
     write_tiny_mixtral(tmp_path / "decoder")
-    with pytest.raises(ConfigError, match=r"--lossy-routing sida is for encoders with 1 experts.*mixtral"):
-        resolve(Settings(model=str(tmp_path / "decoder"), lossy_routing="sida"))
+    with pytest.raises(ConfigError, match=r"--lossy-routing sida:3 needs 6 experts a layer.*mixtral model has 4"):
+        resolve(Settings(model=str(tmp_path / "decoder"), lossy_routing="sida:3"))
     write_tiny_classifier(tmp_path / "untrained", num_experts=EXPERTS)
     with pytest.raises(ConfigError, match=r"no predictor.*moeflow train predictor.*remove --lossy-routing"):
         resolve(Settings(model=str(tmp_path / "untrained"), lossy_routing="sida"))

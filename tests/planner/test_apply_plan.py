@@ -14,7 +14,7 @@ from moeflow.core.hardware import DEVICE, RAM
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.core.plan import Workload, plan_from_json, plan_to_json
 from moeflow.kernels.cpu import extension
-from moeflow.models.expert_predictor.saved import predictor_folder
+from moeflow.models.expert_predictor.saved import decoder_folder, predictor_folder
 from moeflow.models.registry import read_model_config
 from moeflow.planner import apply_plan as apply_plan_file
 from moeflow.planner import pipeline_choice
@@ -236,9 +236,10 @@ def test_a_draft_model_that_is_gone_is_named(folder, tmp_path):
 def test_a_predictor_that_is_gone_is_named(tmp_path, gone):
     write_tiny_switch(tmp_path)
     network = predictor_folder(tmp_path)
-    network.mkdir()
-    for name in ("predictor.json", "predictor.safetensors"):
-        (network / name).touch()
+    for folder in (network, decoder_folder(network)):
+        folder.mkdir()
+        for name in ("predictor.json", "predictor.safetensors"):
+            (folder / name).touch()
     plan = resolved(tmp_path, lossy_routing="sida")
     slots = ExpertSlotsConfig(packed_weights_file="", num_slots=4, slab_bytes=8, predictor="sida")
     config = dataclasses.replace(plan.config, experts=slots, lossy_top_k=0)
@@ -246,7 +247,8 @@ def test_a_predictor_that_is_gone_is_named(tmp_path, gone):
     reads_ahead = dataclasses.replace(plan, config=config, settings=in_routers)
     assert applied(plan, tmp_path) is plan
     assert applied(reads_ahead, tmp_path) is reads_ahead
-    (network / gone).unlink()
+    for folder in (network, decoder_folder(network)):
+        (folder / gone).unlink()
     assert applied(reads_ahead, tmp_path) is not reads_ahead
     with pytest.raises(ConfigError, match="there is no predictor of this model's experts"):
         applied(plan, tmp_path)

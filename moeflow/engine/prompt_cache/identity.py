@@ -24,6 +24,7 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.packed.layout import read_slab_index
 from moeflow.core.engine_config import EngineConfig
 from moeflow.kernels.cpu import extension
+from moeflow.models.expert_predictor.saved import folders_of
 from moeflow.planner.choices.packed_files import used_packed_weights_file
 
 IDENTITY_BYTES: Final = 32
@@ -40,6 +41,7 @@ def kv_identity(config: EngineConfig) -> bytes:
             "checkpoint": [checkpoint_identity(checkpoint), sampled_bytes(checkpoint)],
             "config": dict(checkpoint.config),
             "weights": _weights(config),
+            "routing": _routing(config),
             "arithmetic": [config.dtype, config.is_wide, config.device, extension.isa_name()],
             "kv": [config.kv_dtype, config.scheduler.block_size],
             "code": _code(),
@@ -67,6 +69,14 @@ def _weights(config: EngineConfig) -> list[Any]:
         return [*formats, read_slab_index(packed).checksums]
     importance = Path(config.importance_file)
     return [*formats, _digest([importance] if config.importance_file else [])]
+
+
+def _routing(config: EngineConfig) -> list[Any]:
+    """Return whether a network chooses experts, and which one."""
+    if not config.lossy_top_k:
+        return []
+    folder, _ = folders_of(Path(config.model_path), used_packed_weights_file(config))
+    return [config.lossy_top_k, _digest(sorted(folder.rglob("*.safetensors")))]
 
 
 def _code() -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from itertools import pairwise
+from typing import Any, Final, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.request import Request, RequestStatus
 
 Embed: TypeAlias = Callable[[list[int]], Tensor]  # token ids -> their embeddings [T, H], float32 on the CPU
+_PIECE_TOKENS: Final = 512  # of a text, for the network at once: attention takes their square in memory
 
 
 class TextNetwork(Protocol):
@@ -74,14 +76,33 @@ class _Followed:
 class FollowedTexts:
     """The texts of requests, followed pass by pass."""
 
-    def __init__(self, network: TextNetwork, embed: Embed) -> None:
+    def __init__(
+        self, network: TextNetwork, embed: Embed, *, top_k: int | None = None, from_start: bool = False
+    ) -> None:
+        """`top_k` experts of a token are wanted; None: those of the model.
+
+        With `from_start`, logits depend on the text alone, however passes divide it. A text that was not followed
+        then costs the network all of its tokens.
+        """
         self._network, self._embed = network, embed
+        self._top_k, self._from_start = top_k or network.shape.top_k, from_start
         self._followed: dict[Hashable, _Followed] = {}
+        self._batch: Batch | None = None  # of the last pass
+        self._tokens: Sequence[NewTokens] = ()  # of it
+        self._found: Tensor | None = None  # their logits; None: not computed yet
 
     def named_for(self, batch: Batch) -> list[list[int]] | None:
         """Return `named` of a pass's new tokens. Blocks: while the network computes."""
-        self.forget_finished()
-        return self.named([new for entry in batch.entries if (new := NewTokens.of(entry)) is not None])
+        return self.named(self._tokens_of(batch))
+
+    @torch.inference_mode()
+    def logits_for(self, batch: Batch) -> Tensor:
+        """Return the network's logits for a pass's new tokens, in its order. Blocks: while the network computes.
+
+        Shapes: -> [T, layers, E]; [0] if no token is new.
+        """
+        tokens = self._tokens_of(batch)
+        return self._logits(tokens) if tokens else torch.empty(0)
 
     def named(self, tokens: Sequence[NewTokens]) -> list[list[int]] | None:
         """Return the experts of each layer that a pass probably needs, likeliest first; None if no token is new."""
@@ -94,7 +115,7 @@ class FollowedTexts:
         Shapes: -> [layers, E] float32, sums of probabilities; 0: no token wants the expert.
         """
         probabilities = self._logits(tokens).softmax(-1)
-        likeliest = probabilities.topk(self._network.shape.top_k, dim=-1)
+        likeliest = probabilities.topk(self._top_k, dim=-1)
         return torch.zeros_like(probabilities).scatter_(-1, likeliest.indices, likeliest.values).sum(0)
 
     def forget_finished(self) -> None:
@@ -105,32 +126,54 @@ class FollowedTexts:
             if not (isinstance(text, Request) and text.status is RequestStatus.FINISHED)
         }
 
+    def _tokens_of(self, batch: Batch) -> Sequence[NewTokens]:
+        """Return the new tokens of a pass: the same object for the same pass."""
+        if batch is not self._batch:
+            self.forget_finished()
+            self._batch, self._found = batch, None
+            self._tokens = [new for entry in batch.entries if (new := NewTokens.of(entry)) is not None]
+        return self._tokens
+
     def _logits(self, tokens: Sequence[NewTokens]) -> Tensor:
-        """Follow each text to its end; return logits for the pass's tokens. Shapes: -> [T, layers, E]."""
-        by_length: dict[int, list[tuple[NewTokens, Any]]] = defaultdict(list)
-        for one in tokens:
+        """Follow each text to its end; return logits for the tokens, in order. Shapes: -> [T, layers, E]."""
+        if tokens is self._tokens and self._found is not None:
+            return self._found
+        by_length: dict[int, list[tuple[int, Any]]] = defaultdict(list)
+        for place, one in enumerate(tokens):
             num_seen, state = self._start(one)
-            by_length[one.stop - num_seen].append((one, state))
-        return torch.cat([self._follow(num_new, group) for num_new, group in by_length.items()])
+            by_length[one.stop - num_seen].append((place, state))
+        found: dict[int, Tensor] = {}
+        for num_new, group in by_length.items():
+            places, states = zip(*group, strict=True)
+            found.update(zip(places, self._follow(num_new, [tokens[at] for at in places], states), strict=True))
+        logits = torch.cat([found[place] for place in range(len(tokens))])
+        if tokens is self._tokens:
+            self._found = logits
+        return logits
 
     def _start(self, new: NewTokens) -> tuple[int, Any]:
         """Return the position from which to follow a text, and the state there.
 
-        A text that was not followed for long, or is computed again, starts over: no further back than attention sees.
+        A text that was not followed for long, or is computed again, starts over: no further back than attention sees,
+        unless its whole beginning counts.
         """
-        earliest = max(new.stop - self._network.shape.window, 0)
+        earliest = 0 if self._from_start else max(new.stop - self._network.shape.window, 0)
         followed = self._followed.get(new.text)
         if followed is not None and earliest <= followed.num_tokens <= new.start:
             return followed.num_tokens, followed.state
         return min(earliest, new.start), self._network.begin()
 
-    def _follow(self, num_new: int, group: Sequence[tuple[NewTokens, Any]]) -> Tensor:
-        token_ids = [token for one, _ in group for token in one.token_ids(one.stop - num_new, one.stop)]
-        by_text = self._embed(token_ids).view(len(group), num_new, -1)
-        logits, states = self._network.go_on(by_text, [state for _, state in group])
-        for (one, _), state in zip(group, states, strict=True):
+    def _follow(self, num_new: int, group: Sequence[NewTokens], states: Sequence[Any]) -> list[Tensor]:
+        """Follow texts from these states over their last `num_new` tokens; return logits for each one's own tokens."""
+        pieces = []
+        for start, stop in pairwise([*range(num_new, 0, -_PIECE_TOKENS), 0]):
+            token_ids = [token for one in group for token in one.token_ids(one.stop - start, one.stop - stop)]
+            by_text = self._embed(token_ids).view(len(group), start - stop, -1)
+            logits, states = self._network.go_on(by_text, states)
+            pieces.append(logits)
+        for one, state in zip(group, states, strict=True):
             self._followed[one.text] = _Followed(one.stop, state)
-        return torch.cat([of_text[one.start - one.stop :] for of_text, (one, _) in zip(logits, group, strict=True)])
+        return [of_text[one.start - one.stop :] for of_text, one in zip(torch.cat(pieces, dim=1), group, strict=True)]
 
 
 def ranked_by_layer(wanted: Tensor) -> list[list[int]]:

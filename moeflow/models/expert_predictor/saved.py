@@ -12,6 +12,7 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.identity import content_fingerprint
 from moeflow.checkpoint.json_file import read_json_object
 from moeflow.core.errors import CheckpointError, ConfigError
+from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.on_demand import on_demand
 
 if TYPE_CHECKING:
@@ -62,6 +63,14 @@ def folders_of(model: Path, packed_file: Path | None = None) -> tuple[Path, Path
     places = [predictor_folder(model), *([] if packed_file is None else [carried_folder(packed_file)])]
     pairs = [(folder, decoder_folder(folder)) for folder in places]
     return next((pair for pair in pairs if any(map(is_saved, pair))), pairs[0])
+
+
+def needed_folders(folders: tuple[Path, Path], shape: ModelConfig) -> list[Path]:
+    """Return which of `folders_of` have to be there, so that all layers with experts have a predictor."""
+    if shape.encoder is None:
+        return [folders[0]]
+    counts = (shape.num_encoder_moe_layers, shape.num_moe_layers - shape.num_encoder_moe_layers)
+    return [folder for folder, count in zip(folders, counts, strict=True) if count]
 
 
 def predictor_bytes(model: Path, packed_file: Path | None) -> int:

@@ -20,7 +20,7 @@ from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.layer_embeddings import TABLE_NAME, LayerEmbedding
-from moeflow.models.layers.moe import MoE
+from moeflow.models.layers.moe import Given, MoE
 from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.packed_layers import PackedLayers
 from moeflow.models.layers.rotary import RotaryEmbeddings
@@ -144,6 +144,12 @@ class CausalLM:
         cap = self.config.embeddings.logit_soft_cap
         capped = own if cap is None else soft_cap(own, cap)
         return capped if self._vocab is None else self._vocab.gather(capped)
+
+    def choose_by(self, given: Sequence[Given]) -> None:
+        """Have something choose experts in the place of the routers, in each of `moe_blocks`."""
+        for (_, block), choice in zip(self.moe_blocks(), given, strict=True):
+            block.given = choice
+        self._packed = None  # which asks routers
 
     def close(self) -> None:
         """End what the model has running: nothing."""

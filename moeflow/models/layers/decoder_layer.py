@@ -165,7 +165,7 @@ class DecoderLayer:
     def post_attention(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """Shapes: hidden [T, H] as it came into the layer, attended [T, Q * D] -> [T, H]."""
         stage = self._stage
-        if stage is not None and stage.slots is None and self.mlp.on_route is None:
+        if stage is not None and stage.slots is None and self.mlp.on_route is None and self.mlp.given is None:
             return stage(hidden, attended)
         hidden, normed = self._network_input(hidden, attended)
         if self._post_norms is None:

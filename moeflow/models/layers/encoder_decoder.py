@@ -30,7 +30,7 @@ from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.expert_weights import Destination
 from moeflow.models.layers.linear import Linear
 from moeflow.models.layers.mlp import MLP, FusedMLP
-from moeflow.models.layers.moe import MoE
+from moeflow.models.layers.moe import Given, MoE
 from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.relative_bias import RelativeBias
 from moeflow.models.layers.weight_allocator import WeightAllocator, whole
@@ -87,6 +87,11 @@ class EncoderDecoderLM:
     def decoder_layers(self) -> tuple[_StackLayer, ...]:
         """The decoder's, in order; none if there is no decoder."""
         return () if self._decoder is None else self._decoder.layers
+
+    def choose_by(self, given: Sequence[Given]) -> None:
+        """See `CausalLM`."""
+        for (_, block), choice in zip(self.moe_blocks(), given, strict=True):
+            block.given = choice
 
     @torch.inference_mode()
     def embed(self, token_ids: Tensor) -> Tensor:

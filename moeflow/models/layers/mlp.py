@@ -44,6 +44,7 @@ class MLP:
     """`down(function(gate(x)) * up(x))`, gate and up in one product; or without a gate `down(function(up(x)))`."""
 
     on_route: Final = None  # there is no router
+    given: Final = None  # likewise
 
     def __init__(
         self,
@@ -111,6 +112,7 @@ class FusedMLP:
     """The same as the one expert of a layer: packed, in one call, or as a slab."""
 
     on_route: Final = None  # there is no router
+    given: Final = None  # likewise
 
     def __init__(self, weights: ExpertWeights, names: NetworkNames = NAMES, biases: ExpertBiases | None = None) -> None:
         """Take the weights, which know of the biases; these are to be filled here."""

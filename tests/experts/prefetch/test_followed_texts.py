@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from moeflow.core.batch import BatchEntry
+from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.request import Request, RequestStatus
 from moeflow.core.sampling_params import SamplingParams
+from moeflow.experts.prefetch import followed_texts
 from moeflow.experts.prefetch.followed_texts import FollowedTexts, NewTokens, ranked_by_layer
 from moeflow.experts.prefetch.source import numbered
 from moeflow.models.expert_predictor.network import ExpertPredictor, PredictorShape
 
 LAYERS, EXPERTS, TOP_K = 3, 8, 2
+TEXTS = (("a", 7), ("b", 18), ("c", 10))
 SHAPE = PredictorShape(
     embedding_size=32, num_layers=LAYERS, num_experts=EXPERTS, top_k=TOP_K, hidden_size=16, window=512
 )
@@ -70,6 +72,25 @@ def test_texts_are_followed_however_they_come():
     first.status = RequestStatus.FINISHED
     one.forget_finished()
     assert list(one._followed) == [second]
+
+
+def test_logits_of_a_pass_come_in_its_order_and_once(monkeypatch):
+    torch.manual_seed(4)
+    monkeypatch.setattr(followed_texts, "_PIECE_TOKENS", 5)
+    predictor = ExpertPredictor(SHAPE).requires_grad_(False)
+    one = FollowedTexts(predictor, Model().embed, from_start=True)
+    requests = [Request(name, list(range(2, 2 + length)), SamplingParams(), max_tokens=9) for name, length in TEXTS]
+    starts = (0, 11, 3)  # of the second text, the beginning comes from the prefix tree
+    batch = Batch(tuple(entry(it, at, it.num_tokens - at) for it, at in zip(requests, starts, strict=True)))
+    whole = [
+        predictor(Model().embed(it.token_ids(0, it.num_tokens))[None])[0, at:]
+        for it, at in zip(requests, starts, strict=True)
+    ]
+    found = one.logits_for(batch)
+    torch.testing.assert_close(found, torch.cat(whole))
+    monkeypatch.setattr(one, "_network", None)
+    assert one.logits_for(batch) is found
+    assert one.named_for(batch) is not None
 
 
 def test_of_a_layer_what_is_likeliest_for_all_tokens_comes_first():
