@@ -1,7 +1,7 @@
 """The ways to have experts at hand that are compared, and engines that classify texts in each.
 
-Baselines know nothing of what routers will choose. They run on the same kernels, disk and slots as all else here, so
-that the ways alone differ.
+All run on the same kernels, disk and slots, so that the ways alone differ. Ways that stream whole layers are the
+paper's baselines. On-demand loading is the fair one: it reads only experts that routers chose, without a prediction.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from moeflow.engine.pooling_choice import classification
 from moeflow.engine.runner_loading import load_runner
 from moeflow.experts.cached_experts import CachedExperts
 from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
-from moeflow.models.layers.moe import MoE
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,6 @@ class Way:
     predictor: str = "none"
     experts: type[CachedExperts] = CachedExperts
     is_lossy: bool = False  # the predictor chooses in the place of routers
-    is_baseline: bool = False
 
 
 class WholeLayers(CachedExperts):
@@ -55,13 +53,18 @@ class WholeLayersInTurn(WholeLayers):
 
 TURN: Final = 10  # texts that one way classifies before another does
 RESIDENT: Final = "all resident"
+ON_DEMAND: Final = "on demand"  # the beginning of the names of ways that fetch an expert when a router chooses it
+LAYER_BY_LAYER: Final = "layer by layer"
+LAYERS_AHEAD: Final = "layers ahead"
+PREDICTED: Final = "predicted"
+LOSSY: Final = "predicted, lossy"
 WAYS: Final = (
-    Way("layer by layer", "fifo", experts=WholeLayersInTurn, is_baseline=True),  # "Standard" of the paper
-    Way("layers ahead", "fifo", experts=WholeLayers, is_baseline=True),  # as DeepSpeed streams weights
-    Way("on demand", "fifo", is_baseline=True),
-    Way("on demand, next-use", "next-use"),
-    Way("predicted", "next-use", "sida"),
-    Way("predicted, lossy", "fifo", "sida", is_lossy=True),  # as published
+    Way(ON_DEMAND, "fifo"),
+    *(Way(f"{ON_DEMAND}, {policy}", policy) for policy in ("lru", "lfu", "next-use")),
+    Way(PREDICTED, "next-use", "sida"),
+    Way(LOSSY, "fifo", "sida", is_lossy=True),  # as published
+    Way(LAYER_BY_LAYER, "fifo", experts=WholeLayersInTurn),  # "Standard" of the paper
+    Way(LAYERS_AHEAD, "fifo", experts=WholeLayers),  # as DeepSpeed streams weights
 )
 
 
@@ -83,9 +86,10 @@ class Arm:
         self.seconds: list[float] = []  # of each text since counting began
         model = self.runner.model
         assert isinstance(model, EncoderDecoderLM), "classifiers are encoders"
-        for layer in model.encoder_layers:
-            if isinstance(layer.mlp, MoE) and isinstance(layer.mlp.weights, CachedExperts):
-                layer.mlp.weights = experts(layer.mlp.weights.pool, layer.mlp.weights.layer)
+        self.model = model
+        for _, block in model.moe_blocks():
+            if isinstance(block.weights, CachedExperts):
+                block.weights = experts(block.weights.pool, block.weights.layer)
 
     def classify(self, texts: Sequence[list[int]]) -> None:
         """Classify some texts, one in a pass; all are waiting before the first is computed. Raises: EngineError."""

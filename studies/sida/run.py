@@ -21,16 +21,19 @@ from moeflow.core.errors import ConfigError, EngineError
 from moeflow.models.expert_predictor.network import ExpertPredictor
 from moeflow.models.expert_predictor.packed_network import for_serving
 from moeflow.models.expert_predictor.saved import is_saved, load_predictor, predictor_folder
-from moeflow.models.layers.encoder_decoder import EncoderDecoderLM
 from moeflow.models.registry import read_model_config
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
 from moeflow.settings.settings import LOSSY_ROUTING, Settings
 from studies.sida.arms import RESIDENT, TURN, WAYS, Arm, Way, config_of
 from studies.sida.labels import read_texts
+from studies.sida.permuted import permuted_experts
 from studies.sida.usage import usage_of
 
+Classes = np.ndarray[Any, Any]  # numbers of the classes, [texts]
+
 WARM_UP: Final = 40  # texts that are not counted
+NUM_PERMUTATIONS: Final = 3  # of each layer's experts
 MIN_SLOTS: Final = 4
 
 
@@ -110,31 +113,35 @@ class SidaStudy:
 
         Blocks: for no longer than `budget_s`; what texts are left then is left out.
         """
-        model = self._resident.runner.model
-        assert isinstance(model, EncoderDecoderLM)
-        found = usage_of(model, self._predictor, self.texts, on_text, budget_s)
+        found = usage_of(self._resident.model, self._predictor, self.texts, on_text, budget_s)
         fields = asdict(found)
         del fields["hits"], fields["num_choices"]
         return fields | {"hit_rates": found.hit_rates() if found.num_choices else None}
 
     def fidelity_fields(self, on_text: Callable[[], None], budget_s: float = math.inf) -> dict[str, Any]:
-        """Return how many texts get the right class, by the model's routers and by the predictor.
+        """Return how many texts get the right class: by the model's routers, by these with permuted experts, and by
+        the predictor.
 
         Blocks: for about `budget_s`; what texts are left then is left out.
         """
         lossy = LOSSY_ROUTING if self._predictor is not None else {}
-        own = self._classes_of(self._resident, self.texts, on_text, budget_s / (1 + len(lossy)))
+        own = self._classes_of(self._resident, self.texts, on_text, budget_s / (1 + NUM_PERMUTATIONS + len(lossy)))
         right, texts = self._classes[: len(own)], self.texts[: len(own)]
-        fields: dict[str, Any] = {"own": {"right": float((own == right).mean()), "num_texts": len(own)}}
+        fields: dict[str, Any] = {"own": _scores(own, own, right) | {"num_texts": len(own)}}
+        blocks = [block for _, block in self._resident.model.moe_blocks()]
+        wrong = []
+        for seed in range(NUM_PERMUTATIONS):
+            with permuted_experts(blocks, seed):
+                wrong.append(_scores(self._classes_of(self._resident, texts, on_text, math.inf), own, right))
+        fields["permuted"] = {name: statistics.fmean(scores[name] for scores in wrong) for name in wrong[0]}
         for name, top_k in lossy.items():
             with closing(Arm(name, replace(self._config, lossy_top_k=top_k))) as arm:
-                found = self._classes_of(arm, texts, on_text, math.inf)
-            fields[name] = {"right": float((found == right).mean()), "same": float((found == own).mean())}
+                fields[name] = _scores(self._classes_of(arm, texts, on_text, math.inf), own, right)
         return fields
 
     def _classes_of(
         self, arm: Arm, texts: Sequence[list[int]], on_text: Callable[[], None], budget_s: float
-    ) -> np.ndarray[Any, Any]:
+    ) -> Classes:
         start, began_s = len(arm.answers), time.perf_counter()
         for text in texts:
             arm.classify([text])
@@ -201,6 +208,17 @@ class SidaStudy:
         arm.classify(texts)
         for _ in texts:
             on_text()
+
+
+def _scores(found: Classes, own: Classes, right: Classes) -> dict[str, float]:
+    """Return the shares of right classes and of those that the model's routers give, and F1 of the last class."""
+    last = max(right.max(), found.max())
+    num_last = int((found == last).sum() + (right == last).sum())
+    return {
+        "right": float((found == right).mean()),
+        "same": float((found == own).mean()),
+        "f1": 2 * float(((found == last) & (right == last)).sum()) / num_last,
+    }
 
 
 def _check_is_classifier(model: Path) -> None:

@@ -10,14 +10,17 @@ from moeflow.bench.metrics import Spread
 from moeflow.bench.records import Record
 from moeflow.bench.tables import Table, threads_text
 from moeflow.core.units import MIB
-from studies.sida.arms import RESIDENT, TURN, WAYS
+from studies.sida.arms import LAYER_BY_LAYER, LAYERS_AHEAD, LOSSY, ON_DEMAND, PREDICTED, RESIDENT, TURN
 
-BASELINES: Final = tuple(way.name for way in WAYS if way.is_baseline)
+WHOLE_LAYERS: Final = (LAYER_BY_LAYER, LAYERS_AHEAD)
+_LEAST_GAIN: Final = 0.02  # of right answers, through right experts: below, the share that is kept is noise
 
 
 def sida_tables(records: Sequence[Record]) -> list[Table]:
-    """Return all tables: what models and texts are, how well they are predicted, and each one's speeds."""
-    return [_models(records), *([_answers(records)] if _predicted(records) else []), *map(_speeds, records)]
+    """Return all tables: what prediction brings, models and texts, right answers, and each one's speeds."""
+    predicted = [record for record in records if record["usage"]["hit_rates"] is not None]
+    of_predicted = [_gains(predicted), _answers(predicted)] if predicted else []
+    return [*of_predicted[:1], _models(records), *of_predicted[1:], *map(_speeds, records)]
 
 
 def total_bytes(record: Record) -> int:
@@ -30,10 +33,26 @@ def idle_shares(record: Record) -> list[float]:
     return [1 - used / _num_slabs(record) for used in record["usage"]["used_experts"]]
 
 
-def baseline_ratio(rows: Sequence[dict[str, Any]], way: str) -> float:
-    """Return the throughput of a way over the mean of the baselines', all within one share of experts."""
-    rates = {row["way"]: row["texts_per_s"] for row in rows}
-    return float(rates[way] / statistics.fmean(rates[name] for name in BASELINES))
+def over_on_demand(rows: Sequence[dict[str, Any]], way: str) -> float:
+    """Return the throughput of a way over on-demand loading with its best policy, within one share of experts."""
+    rates = _rates(rows)
+    return rates[way] / rates[best_on_demand(rows)]
+
+
+def over_whole_layers(rows: Sequence[dict[str, Any]], way: str) -> float:
+    """Return the same over the mean of the paper's baselines, which stream whole layers."""
+    rates = _rates(rows)
+    return rates[way] / statistics.fmean(rates[name] for name in WHOLE_LAYERS)
+
+
+def best_on_demand(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the fastest way without a prediction that reads chosen experts alone."""
+    rates = _rates(rows)
+    return max((name for name in rates if name.startswith(ON_DEMAND)), key=rates.__getitem__)
+
+
+def _rates(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    return {row["way"]: float(row["texts_per_s"]) for row in rows}
 
 
 def rows_by_share(record: Record) -> dict[int, list[dict[str, Any]]]:
@@ -53,8 +72,36 @@ def _bytes_with(record: Record, num_slots: int) -> int:
     return int(record["dense_bytes"] + num_slots * record["slab_bytes"])
 
 
-def _predicted(records: Sequence[Record]) -> list[Record]:
-    return [record for record in records if record["usage"]["hit_rates"] is not None]
+def _gains(records: Sequence[Record]) -> Table:
+    rows = [
+        (
+            f"{record['model']}, {record['data']}: {share}%",
+            best_on_demand(found).removeprefix(f"{ON_DEMAND}, "),
+            *(
+                f"{ratio(found, way):.2f}"
+                for ratio in (over_on_demand, over_whole_layers)
+                for way in (PREDICTED, LOSSY)
+            ),
+            f"{over_whole_layers(found, best_on_demand(found)):.2f}",
+        )
+        for record in records
+        for share, found in rows_by_share(record).items()
+    ]
+    columns = (
+        "classifier, texts: experts in memory",
+        "best policy",
+        "predicted / on demand",
+        "lossy / on demand",
+        "predicted / layers",
+        "lossy / layers",
+        "on demand / layers",
+    )
+    notes = (
+        "Ratios of throughput. on demand: experts are fetched when a router chooses them, with the best measured "
+        "policy. layers: the mean of the two ways that stream whole layers, as the paper's baselines do. The first "
+        "two columns of ratios are the gain from prediction. The last shows how much of the paper's gain needs none.",
+    )
+    return Table("Gain from prediction", columns, tuple(rows), notes)
 
 
 def _models(records: Sequence[Record]) -> Table:
@@ -99,29 +146,51 @@ def _models(records: Sequence[Record]) -> Table:
 
 def _answers(records: Sequence[Record]) -> Table:
     rows = []
-    for record in _predicted(records):
-        own = record["answers"]["own"]["right"]
-        lossy = [it for name, it in record["answers"].items() if name != "own"]
+    for record in records:
+        answers, hits = record["answers"], record["usage"]["hit_rates"]
+        own, permuted = answers["own"]["right"], answers.get("permuted")
+        lossy = [it for name, it in answers.items() if name not in ("own", "permuted")]
         figures = [f"{it['right']:.1%}" + (f" ({it['right'] / own:.1%})" if own else "") for it in lossy]
-        hits = record["usage"]["hit_rates"]
-        same = f"{lossy[-1]['same']:.1%}"
         rows.append(
             (
                 f"{record['model']}, {record['data']}",
                 f"{own:.1%}",
+                f"{permuted['right']:.1%}" if permuted else "",
                 *figures,
-                same,
+                _kept(own, permuted["right"], lossy[-1]["right"]) if permuted else "",
+                f"{lossy[-1]['same']:.1%}",
+                f"{answers['own']['f1']:.2f}, {lossy[-1]['f1']:.2f}" if permuted else "",
                 f"{hits['1']:.1%}",
                 f"{hits['3']:.1%}",
             )
         )
-    columns = ("classifier, texts", "right", "sida (fidelity)", "sida:3 (fidelity)", "same as own", "top-1", "top-3")
+    columns = (
+        "classifier, texts",
+        "right",
+        "permuted",
+        "sida (fidelity)",
+        "sida:3 (fidelity)",
+        "kept",
+        "same as own",
+        "F1",
+        "top-1",
+        "top-3",
+    )
     notes = (
-        "right: with the model's own routers, to the bit wherever experts are. sida, sida:3: with --lossy-routing. "
-        "same as own: classes that sida:3 gives as the routers do. top-1, top-3: experts that routers choose and the "
-        "network names first, or among the first three.",
+        "right: with the model's own routers, to the bit wherever experts are. permuted: with each layer's experts "
+        "permuted at random, the mean of three. sida, sida:3: with --lossy-routing. kept: of what right experts bring, "
+        "the difference between right and permuted, the share that sida:3 keeps. Fidelity means little where right and "
+        "permuted are close. same as own: classes that sida:3 gives as the routers do. F1: of the last class, by the "
+        "routers and sida:3. top-1, top-3: experts that routers choose and the network names first, or among the first "
+        "three.",
     )
     return Table("Right answers and hit rates (tables 3 and 4)", columns, tuple(rows), notes)
+
+
+def _kept(own: float, permuted: float, lossy: float) -> str:
+    """Return the share of the experts' gain that is kept; nothing if there is none to keep."""
+    gain = own - permuted
+    return f"{(lossy - permuted) / gain:.0%}" if gain > _LEAST_GAIN else "no gain"
 
 
 def _speeds(record: Record) -> Table:
@@ -132,13 +201,13 @@ def _speeds(record: Record) -> Table:
             text_s = row["text_s"]
             turns = [TURN / sum(text_s[at : at + TURN]) for at in range(0, len(text_s) - TURN + 1, TURN)]
             spread = Spread.of(turns or [row["texts_per_s"]])
-            has_baselines = set(BASELINES) <= {one["way"] for one in found}
             rows.append(
                 (
                     f"{share}%, {row['way']}",
                     f"{_bytes_with(record, num_slots) / MIB:.0f}",
                     f"{row['texts_per_s']:.1f} ({spread.low:.1f}-{spread.high:.1f})",
-                    f"{baseline_ratio(found, row['way']):.2f}" if has_baselines else "",
+                    f"{over_on_demand(found, row['way']):.2f}",
+                    f"{over_whole_layers(found, row['way']):.2f}",
                     f"{row['latency_s'] * 1e3:.1f}",
                     f"{row['read_bytes_per_text'] / MIB:.1f}",
                     f"{row['stall_s_per_text'] * 1e3:.1f}",
@@ -148,9 +217,19 @@ def _speeds(record: Record) -> Table:
         f"{record['model']}, {record['data']}: {len(record['rows'][0]['text_s'])} texts one by one within shares of "
         f"the experts, {threads_text(record)} (figures 9, 10 and 11)"
     )
-    columns = ("experts in memory", "weights MiB", "texts/s", "x baselines", "ms a text", "MiB read", "ms waited")
+    columns = (
+        "experts in memory",
+        "weights MiB",
+        "texts/s",
+        "x on demand",
+        "x layers",
+        "ms a text",
+        "MiB read",
+        "ms waited",
+    )
     notes = (
-        "The same probabilities to the bit in all rows but the lossy one. x baselines: over the mean of layer by "
-        "layer, layers ahead and on demand. In brackets: the slowest and the fastest ten texts in a row.",
+        "The same probabilities to the bit in all rows but the lossy one. x on demand: over its best policy. x "
+        "layers: over the mean of layer by layer and layers ahead. In brackets: the slowest and the fastest ten "
+        "texts in a row.",
     )
     return Table(title, columns, tuple(rows), notes)

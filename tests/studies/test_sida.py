@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import closing
 
 import numpy as np
 import pytest
 import torch
-from transformers.models.switch_transformers.modeling_switch_transformers import SwitchTransformersTop1Router
+from transformers.models.switch_transformers.modeling_switch_transformers import (
+    SwitchTransformersSparseMLP,
+    SwitchTransformersTop1Router,
+)
 
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import ConfigError, EngineError
@@ -20,8 +24,18 @@ from moeflow.models.expert_predictor.saved import load_predictor, predictor_fold
 from studies.sida import run as study_run
 from studies.sida.arms import RESIDENT, TURN, WAYS, WholeLayers
 from studies.sida.labels import read_texts
+from studies.sida.permuted import derangement, permuted_experts
 from studies.sida.run import SidaStudy
-from studies.sida.tables import baseline_ratio, idle_shares, rows_by_share, sida_tables, total_bytes
+from studies.sida.tables import (
+    WHOLE_LAYERS,
+    best_on_demand,
+    idle_shares,
+    over_on_demand,
+    over_whole_layers,
+    rows_by_share,
+    sida_tables,
+    total_bytes,
+)
 from tests.studies import running
 from tests.tiny_mixtral import write_tiny_mixtral
 from tests.tiny_switch import LABELS, write_tiny_classifier
@@ -102,7 +116,7 @@ def test_right_answers(study, classifier):
         states = [encoder(input_ids=torch.tensor([text])).last_hidden_state[0].mean(0) for text in study.texts]
         own = [int(head(state).argmax()) for state in states]
     assert found["own"]["right"] == pytest.approx(np.mean([own[at] == at % 3 for at in range(len(LINES))]))
-    assert set(found) == {"own", "sida", "sida:3"}
+    assert set(found) == {"own", "permuted", "sida", "sida:3"}
 
 
 @pytest.mark.thorough
@@ -129,10 +143,10 @@ def test_without_time_as_little_is_measured_as_can_be_and_of_all_the_same(study)
     done = []
     assert len(study.usage_fields(lambda: done.append(1), budget_s=0)["num_tokens"]) == 1
     assert study.fidelity_fields(lambda: done.append(1), budget_s=0)["own"]["num_texts"] == 1
-    assert len(done) == 1 + 3
+    assert len(done) == 1 + 6
     rows = study.rows(50, lossy_top_k=3, on_text=lambda: done.append(1), budget_s=0)
     assert [len(row["text_s"]) for row in rows] == [TURN] * (1 + len(WAYS))
-    assert len(done) == 1 + 3 + 2 * TURN * len(rows)
+    assert len(done) == 1 + 6 + 2 * TURN * len(rows)
 
 
 def test_labels_are_the_models_or_as_many(classifier, tmp_path):
@@ -161,11 +175,45 @@ def test_a_command_measures_records_and_draws(classifier, tmp_path, monkeypatch)
     assert idle_shares(record)[0] == 1 - record["usage"]["used_experts"][0] / (LAYERS * EXPERTS)
     rows = rows_by_share(record)[50]
     rates = {row["way"]: row["texts_per_s"] for row in rows}
-    baselines = [rates[way.name] for way in WAYS if way.is_baseline]
-    assert baseline_ratio(rows, "predicted") == pytest.approx(3 * rates["predicted"] / sum(baselines))
-    assert len(sida_tables([record])) == 3
+    on_demand = {name: rate for name, rate in rates.items() if name.startswith("on demand")}
+    assert {name.partition(", ")[2] for name in on_demand} == {"", "lru", "lfu", "next-use"}
+    assert on_demand[best_on_demand(rows)] == max(on_demand.values())
+    assert over_on_demand(rows, "predicted") == pytest.approx(rates["predicted"] / max(on_demand.values()))
+    layers = [rates[name] for name in WHOLE_LAYERS]
+    assert over_whole_layers(rows, "predicted") == pytest.approx(2 * rates["predicted"] / sum(layers))
+    tables = sida_tables([record])
+    assert [table.title.partition(" (")[0] for table in tables[:3]] == [
+        "Gain from prediction",
+        "Models and their texts",
+        "Right answers and hit rates",
+    ]
+    assert tables[0].columns.index("lossy / on demand") < tables[0].columns.index("predicted / layers")
     record["answers"]["own"]["right"] = 0.0  # of a classifier that was never right there is no share
-    assert len(sida_tables([record])) == 3
+    assert len(sida_tables([record])) == 4
+
+
+def test_permuted_experts_are_those_of_transformers(classifier, study):
+    """Experts of transformers' layers change places; then all is as before."""
+    _, _, (encoder, head) = classifier
+    blocks = [block for _, block in study._resident.model.moe_blocks()]
+    chance = torch.Generator().manual_seed(7)
+    theirs = [it for it in encoder.modules() if isinstance(it, SwitchTransformersSparseMLP)]
+    before = [dict(it.experts.items()) for it in theirs]
+    for mlp, experts in zip(theirs, before, strict=True):
+        for expert, place in enumerate(derangement(EXPERTS, chance).tolist()):
+            assert place != expert
+            mlp.experts[f"expert_{expert}"] = experts[f"expert_{place}"]
+    own = study.fidelity_fields(lambda: None)["own"]
+    with permuted_experts(blocks, 7):
+        found = study._classes_of(study._resident, study.texts, lambda: None, math.inf)
+    with torch.no_grad():
+        states = [encoder(input_ids=torch.tensor([text])).last_hidden_state[0].mean(0) for text in study.texts]
+        wanted = [int(head(state).argmax()) for state in states]
+    for mlp, experts in zip(theirs, before, strict=True):
+        for name, expert in experts.items():
+            mlp.experts[name] = expert
+    assert found.tolist() == wanted
+    assert study.fidelity_fields(lambda: None)["own"] == own
 
 
 def test_without_a_predictor_what_needs_none_is_measured(tmp_path, classifier):
@@ -173,7 +221,7 @@ def test_without_a_predictor_what_needs_none_is_measured(tmp_path, classifier):
     write_tiny_classifier(tmp_path / "bare", num_experts=EXPERTS)
     with SidaStudy(tmp_path / "bare", data, num_texts=10, num_threads=1, cache_dir=tmp_path) as made:
         assert made.usage_fields(lambda: None)["hit_rates"] is None
-        assert set(made.fidelity_fields(lambda: None)) == {"own"}
+        assert set(made.fidelity_fields(lambda: None)) == {"own", "permuted"}
         assert [way.name for way in made.ways] == [way.name for way in WAYS if way.predictor == "none"]
 
 
