@@ -34,8 +34,7 @@ def build_folder(target: Path, *, need_bytes: int, overwrite: bool = False) -> I
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(target)
-        _check_target(target, overwrite=overwrite)
-        _check_disk_space(target, need_bytes)
+        check_place(target, need_bytes=need_bytes, overwrite=overwrite)
         folder, lock = _create_locked(target)
     except OSError as error:
         raise ConfigError(
@@ -51,6 +50,12 @@ def build_folder(target: Path, *, need_bytes: int, overwrite: bool = False) -> I
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # renamed by now, unless something went wrong
         os.close(lock)
+
+
+def check_place(target: Path, *, need_bytes: int, overwrite: bool = False) -> None:
+    """Check a target before work that takes long. Its parent exists. Raises: as `build_folder`; OSError."""
+    _check_target(target, overwrite=overwrite)
+    _check_disk_space(target, need_bytes)
 
 
 def _check_target(target: Path, *, overwrite: bool) -> None:

@@ -68,7 +68,10 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.text.tokenizer import Tokenizer
     from moeflow.text.tokenizer_files import read_gguf
     from moeflow.train.builtin import builtin_folder, builtin_source, with_dense_source
+    from moeflow.train.calibration_text import calibration_text
     from moeflow.train.classifiers.classifier import ClassifierTexts, train_classifier
+    from moeflow.train.experts.texts import measured_text, named_files
+    from moeflow.train.experts.training import train_experts
     from moeflow.train.importance_learning import ensure_importance
     from moeflow.train.making_process import make_builtin_apart
     from moeflow.train.predictors.distillation import train_predictor

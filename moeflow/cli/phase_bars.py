@@ -62,4 +62,4 @@ class PhaseBars:
     @property
     def seconds(self) -> dict[str, float]:
         """Return how long each phase took."""
-        return {task.description: round(task.elapsed or 0.0, 1) for task in self._progress.tasks}
+        return {task.description: round(task.finished_time or task.elapsed or 0.0, 1) for task in self._progress.tasks}

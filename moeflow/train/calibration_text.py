@@ -5,7 +5,7 @@ Knows no model: text in, token ids out. `calibration/SOURCES.md` lists the sourc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -15,7 +15,7 @@ from moeflow.train.text_file import read_text
 
 CALIBRATION_FOLDER = Path(__file__).parent / "calibration"
 MAX_FITTING_TOKENS = 16384
-_MAX_BYTES = 8 * MAX_FITTING_TOKENS  # of one file; MAX_FITTING_TOKENS are fewer
+_BYTES_PER_TOKEN = 8  # and fewer in any text
 _HELD_OUT_SHARE = 10  # one part of 10
 _MIN_TOKENS = 40
 
@@ -25,20 +25,30 @@ class CalibrationText(msgspec.Struct, frozen=True):
 
     fitting: list[list[int]]
     held_out: list[list[int]]  # the last tenth of each
+    names: list[str]
 
 
 def calibration_text(encode: Callable[[str], list[int]], file: Path | None = None) -> CalibrationText:
-    """Return the user's text, or the text of the package.
+    """Return the user's text, or the text of the package. Raises: as `named_text`."""
+    return named_text(encode, package_files() if file is None else {file.stem: file}, MAX_FITTING_TOKENS)
 
-    Raises: ConfigError if the file cannot be read, is not UTF-8 or is too short.
+
+def package_files() -> dict[str, Path]:
+    """Return the text files of the package by name."""
+    return {file.stem: file for file in sorted(CALIBRATION_FOLDER.glob("*.txt"))}
+
+
+def named_text(encode: Callable[[str], list[int]], files: Mapping[str, Path], max_tokens: int) -> CalibrationText:
+    """Return the first `max_tokens` of each file.
+
+    Raises: ConfigError if a file cannot be read, is not UTF-8 or is too short.
     """
-    files = sorted(CALIBRATION_FOLDER.glob("*.txt")) if file is None else [file]
     fitting, held_out = [], []
-    for path in files:
-        token_ids = encode(read_text(path, _MAX_BYTES))[:MAX_FITTING_TOKENS]
+    for path in files.values():
+        token_ids = encode(read_text(path, _BYTES_PER_TOKEN * max_tokens))[:max_tokens]
         if len(token_ids) < _MIN_TOKENS:
             raise ConfigError(f"calibration text {path} has {len(token_ids)} tokens; use at least {_MIN_TOKENS}")
         cut = len(token_ids) - len(token_ids) // _HELD_OUT_SHARE
         fitting.append(token_ids[:cut])
         held_out.append(token_ids[cut:])
-    return CalibrationText(fitting, held_out)
+    return CalibrationText(fitting, held_out, list(files))

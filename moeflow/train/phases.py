@@ -12,6 +12,9 @@ class Phase(StrEnum):
     READING = "reading"  # bytes
     CALIBRATING = "calibrating"  # tokens
     FITTING = "fitting"  # layers
+    BRANCHES = "branches"  # seconds, or steps if their number is given
+    ROUTERS = "routers"  # layers
+    JOINT = "joint"  # seconds, or steps if their number is given
     LOADING = "loading"  # bytes
     TEXT = "text"  # seconds, or tokens if their number is given
     TOKENS = "tokenizing"  # files

@@ -1,6 +1,6 @@
 """Sparse upcycling: a dense Llama-architecture checkpoint becomes a Mixtral-architecture one.
 
-Every expert is a copy of the dense feed-forward network with a small Gaussian perturbation, so that experts differ. All
+Every expert is a copy of the dense feed-forward network with a small Gaussian perturbation or a trained change. All
 other tensors are copied. Tensors are made while they are written: memory holds one layer's dense matrices.
 Source: Komatsuzaki et al., "Sparse Upcycling", arXiv 2212.05055.
 """
@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,23 @@ _MATRICES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # Mixtral's
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _AHEAD = 4  # tensors made before the one to write
 _MIXTRAL_ONLY = "Mixtral lacks it; choose a model without it"
+
+
+class ExpertMatrix(NamedTuple):
+    """One matrix of one expert."""
+
+    layer: int
+    expert: int
+    number: int  # in the order of `_MATRICES`
+
+    @property
+    def name(self) -> str:
+        """Llama's name of the dense matrix."""
+        return list(_MATRICES.values())[self.number]
+
+
+# dense weight [out, in] float32 and the place of an expert's matrix -> that matrix in bf16
+MakeExpert = Callable[[np.ndarray, ExpertMatrix], torch.Tensor]
 
 
 def check_source(checkpoint: Checkpoint) -> None:
@@ -69,17 +86,19 @@ def write_mixtral(
     recipe: UpcycleRecipe,
     folder: Path,
     *,
+    make_expert: MakeExpert | None = None,
     on_bytes: Callable[[int, int], None] | None = None,
 ) -> None:
     """Write config, generation config and weights of the upcycled model into `folder`.
 
-    `shape` is the source's. Shapes: routers, one per layer, [E, H].
+    `shape` is the source's. Without `make_expert`, experts are noisy copies. Shapes: routers, one per layer, [E, H].
     """
     config = _config(checkpoint, shape, recipe)
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", _generation_config(checkpoint.generation_config, config))
     shapes = mixtral_shapes(checkpoint, shape, recipe)
-    write_safetensors(folder, shapes, _tensors(checkpoint, shape, routers, recipe), on_bytes=on_bytes)
+    tensors = _tensors(checkpoint, shape, routers, recipe, make_expert or _noisy(recipe))
+    write_safetensors(folder, shapes, tensors, on_bytes=on_bytes)
 
 
 def _config(checkpoint: Checkpoint, shape: ModelConfig, recipe: UpcycleRecipe) -> dict[str, Any]:
@@ -103,8 +122,7 @@ class _Target:
     name: str
     source: str | None  # dense tensor; None: the layer's router
     layer: int = 0
-    expert: int | None = None  # None: copied unchanged
-    matrix: int = 0  # of the expert
+    place: ExpertMatrix | None = None  # None: copied unchanged
 
 
 def _targets(shape: ModelConfig, recipe: UpcycleRecipe) -> Iterator[_Target]:
@@ -119,8 +137,8 @@ def _targets(shape: ModelConfig, recipe: UpcycleRecipe) -> Iterator[_Target]:
         yield _Target(f"{block}.gate.weight", None, layer)
         for expert in range(recipe.num_experts):
             for matrix, (name, dense_name) in enumerate(_MATRICES.items()):
-                source = f"{prefix}.mlp.{dense_name}.weight"
-                yield _Target(f"{block}.experts.{expert}.{name}.weight", source, layer, expert, matrix)
+                source, place = f"{prefix}.mlp.{dense_name}.weight", ExpertMatrix(layer, expert, matrix)
+                yield _Target(f"{block}.experts.{expert}.{name}.weight", source, layer, place)
     yield _carried("model.norm.weight")
     if not shape.embeddings.tie_word_embeddings:
         yield _carried("lm_head.weight")
@@ -131,22 +149,24 @@ def _carried(name: str) -> _Target:
 
 
 def _tensors(
-    checkpoint: Checkpoint, shape: ModelConfig, routers: Sequence[torch.Tensor], recipe: UpcycleRecipe
+    checkpoint: Checkpoint,
+    shape: ModelConfig,
+    routers: Sequence[torch.Tensor],
+    recipe: UpcycleRecipe,
+    make_expert: MakeExpert,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Make the tensors in order, a few ahead in threads: random numbers take most time, and release the GIL."""
 
     @lru_cache(maxsize=len(_MATRICES))
-    def dense(name: str) -> tuple[np.ndarray, float]:
-        weight = checkpoint.read(name).float().contiguous().numpy()
-        return weight, recipe.perturbation * float(weight.std(dtype=np.float64))
+    def dense(name: str) -> np.ndarray:
+        return checkpoint.read(name).float().contiguous().numpy()
 
     def make(pool: ThreadPoolExecutor, target: _Target) -> Future[torch.Tensor]:
         if target.source is None:
             return pool.submit(routers[target.layer].to, torch.bfloat16)
-        if target.expert is None:
+        if target.place is None:
             return pool.submit(checkpoint.read(target.source).to, torch.bfloat16)
-        key = (recipe.seed, target.layer, target.expert, target.matrix)
-        return pool.submit(_perturbed, *dense(target.source), key)
+        return pool.submit(make_expert, dense(target.source), target.place)
 
     with ThreadPoolExecutor(max_workers=2) as pool:
         ahead: deque[tuple[str, Future[torch.Tensor]]] = deque()
@@ -159,12 +179,17 @@ def _tensors(
             yield name, future.result()
 
 
-def _perturbed(weight: np.ndarray, deviation: float, key: tuple[int, ...]) -> torch.Tensor:
-    """Return weight plus noise in bf16. The noise depends on `key` alone."""
-    noise = np.random.Generator(np.random.SFC64(key)).standard_normal(weight.shape, dtype=np.float32)
-    noise *= np.float32(deviation)
-    noise += weight
-    return torch.from_numpy(noise).to(torch.bfloat16)
+def _noisy(recipe: UpcycleRecipe) -> MakeExpert:
+    """Return a function that adds noise. The noise depends on seed and place alone."""
+
+    def perturbed(weight: np.ndarray, place: ExpertMatrix) -> torch.Tensor:
+        generator = np.random.Generator(np.random.SFC64((recipe.seed, *place)))
+        noise = generator.standard_normal(weight.shape, dtype=np.float32)
+        noise *= np.float32(recipe.perturbation * float(weight.std(dtype=np.float64)))
+        noise += weight
+        return torch.from_numpy(noise).to(torch.bfloat16)
+
+    return perturbed
 
 
 def _generation_config(source: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:

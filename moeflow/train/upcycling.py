@@ -17,6 +17,7 @@ from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.safetensors.writer import weight_bytes
 from moeflow.core.errors import ConfigError
+from moeflow.core.model_config import ModelConfig
 from moeflow.core.units import MIB
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.registry import read_model_config
@@ -50,12 +51,11 @@ def upcycle(
     Raises: CheckpointError if the source is damaged or of another kind; ConfigError if `out` exists or the calibration
     text is unusable; CapacityError if disk or memory are too small.
     """
-    if out.resolve() in (source.resolve(), *source.resolve().parents):
-        raise ConfigError(f"{out} holds the source model and would replace it. Choose another folder (--out)")
+    check_out(source, out)
     with closing(open_checkpoint(source)) as checkpoint:
         check_source(checkpoint)
         shape = read_model_config(checkpoint)
-        need_bytes = weight_bytes(mixtral_shapes(checkpoint, shape, recipe)) + _OTHER_FILES_BYTES
+        need_bytes = space_needed(checkpoint, shape, recipe)
         with build_folder(out, need_bytes=need_bytes, overwrite=overwrite) as folder:
             tokenizer = Tokenizer.load(source)
             tokenizer.save(folder)
@@ -63,6 +63,17 @@ def upcycle(
                 texts = calibration_text(tokenizer.encode, calibration).fitting
                 routers = fit_routers(checkpoint, texts, recipe, on_progress)
             write_mixtral(checkpoint, shape, routers, recipe, folder, on_bytes=partial(on_progress, Phase.WRITING))
+
+
+def check_out(source: Path, out: Path) -> None:
+    """Raises: ConfigError if the result would replace its source."""
+    if out.resolve() in (source.resolve(), *source.resolve().parents):
+        raise ConfigError(f"{out} holds the source model and would replace it. Choose another folder (--out)")
+
+
+def space_needed(checkpoint: Checkpoint, shape: ModelConfig, recipe: UpcycleRecipe) -> int:
+    """Return the bytes of the result. Raises: CheckpointError if the source lacks a tensor."""
+    return weight_bytes(mixtral_shapes(checkpoint, shape, recipe)) + _OTHER_FILES_BYTES
 
 
 def fit_routers(

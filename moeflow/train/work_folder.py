@@ -103,6 +103,8 @@ def work_folder(path: Path) -> Iterator[WorkFolder]:
     Raises: ConfigError if it cannot be made, or another process holds it.
     """
     with folder_lock(path, "--out", waits=False):
-        yield WorkFolder(path)
-        if [file.name for file in path.iterdir()] == [".lock"]:
-            shutil.rmtree(path)
+        try:
+            yield WorkFolder(path)
+        finally:
+            if [file.name for file in path.iterdir()] == [".lock"]:
+                shutil.rmtree(path)

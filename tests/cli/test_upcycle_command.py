@@ -6,7 +6,7 @@ from click.testing import CliRunner
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.cli import lazy
 from moeflow.cli.main import main
-from moeflow.cli.upcycle import rows
+from moeflow.cli.upcycle import rows, texts_table
 from moeflow.core.errors import CapacityError
 from tests.tiny_llama import write_tiny_llama
 
@@ -88,6 +88,43 @@ def test_a_model_too_large_to_measure_is_kept(source, tmp_path, monkeypatch):
     assert result["quality"] is None
     assert ("perplexity", "not measured: need 20.0 GiB, have 8.0 GiB") in rows(result)
     assert lazy.open_checkpoint(tmp_path / "moe").config["num_local_experts"] == 4
+
+
+def train(source, out, *options):
+    (source / "other.txt").write_text("Où est la gare ? Il y a du pain et du vin.\n" * 20)
+    data = [f"--data=mine={source / 'mine.txt'}", f"--data={source / 'other.txt'}"]
+    command = ["upcycle", str(source), "--out", str(out), "--train", *data, *options]
+    return CliRunner().invoke(main, command)
+
+
+def test_trains_an_expert_for_each_text(source, tmp_path):
+    done = train(source, tmp_path / "moe", "--steps", "2", "--joint-steps", "1", "--json")
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert (result["experts"], result["top_k"]) == (2, 2)
+    assert [text["name"] for text in result["quality"]["texts"]] == ["mine", "other"]
+    shown = result["quality"]["texts"][0]
+    assert sum(shown["expert_shares"]) == pytest.approx(1.0, abs=1e-3)
+    assert all(phase in done.stderr for phase in ("branches", "routers", "joint", "writing", "measuring"))
+    table = texts_table(result["quality"]["texts"])
+    assert [len(list(column.cells)) for column in table.columns] == [2] * 7
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--train", "--experts", "3"), "there are 2 texts, but --experts is 3"),
+        (("--train", "--rank", "0"), "rank is 0"),
+        (("--train", "--top-k", "3"), "top-k is 3"),
+        ((), "add --train"),
+    ],
+)
+def test_impossible_trainings_are_one_line(source, tmp_path, options, message):
+    data = [f"--data={name}={source / 'mine.txt'}" for name in ("a", "b")]
+    done = CliRunner().invoke(main, ["upcycle", str(source), "--out", str(tmp_path / "moe"), *data, *options])
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_help_has_an_example():

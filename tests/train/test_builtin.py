@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -301,19 +302,19 @@ def test_transformers_computes_the_same_on_it(model, builtin_model):
 def test_routing_follows_the_text_and_uses_every_expert(model, dense, builtin_model, monkeypatch):
     loaded = {True: model, False: dense}  # as the module has them already
     monkeypatch.setattr(upcycling_quality, "load_bare_model", lambda found: loaded["num_local_experts" in found.config])
-    monkeypatch.setattr(upcycling_quality, "calibration_text", beginnings)
-    quality = measure_quality(builtin_source(), builtin_model)  # over the sum of all domains
+    quality = measure_quality(builtin_source(), builtin_model, read_texts=beginnings)  # over the sum of all domains
     assert quality.moe_perplexity == pytest.approx(quality.dense_perplexity, rel=0.03)
     assert quality.idlest_shares[0] > 0.01
     assert quality.busiest_shares[1] > 1.4 / BUILTIN_RECIPE.num_experts
-    novel = measure_quality(builtin_source(), builtin_model, calibration=DATA / "heldout_novel.txt")
+    of_novel = partial(beginnings, file=DATA / "heldout_novel.txt")
+    novel = measure_quality(builtin_source(), builtin_model, read_texts=of_novel)
     assert novel.moe_perplexity == pytest.approx(novel.dense_perplexity, rel=0.03)
     assert novel.busiest_shares[1] > 2 * quality.busiest_shares[1]  # one text has its favourites
 
 
-def beginnings(*of):
+def beginnings(*of, **more):
     """Return calibration text of whose held-out part only the beginning of each domain is left."""
-    text = calibration_text(*of)
+    text = calibration_text(*of, **more)
     return msgspec.structs.replace(text, held_out=[ids[:HELD_OUT] for ids in text.held_out])
 
 

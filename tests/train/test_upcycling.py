@@ -1,4 +1,5 @@
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from moeflow.planner.hardware.host import HostResources
 from moeflow.text.tokenizer import Tokenizer
 from moeflow.train import bare_model
 from moeflow.train.bare_model import load_bare_model, run_sequence
+from moeflow.train.calibration_text import calibration_text
 from moeflow.train.phases import Phase
 from moeflow.train.upcycle_recipe import UpcycleRecipe
 from moeflow.train.upcycling import upcycle
@@ -75,7 +77,7 @@ def test_same_seed_same_bytes(llama, text, mixtral, tmp_path):
 
 
 def test_every_expert_has_work_and_shares_sum_to_one(llama, mixtral, text):
-    quality = measure_quality(llama, mixtral, calibration=text)
+    quality = measure_quality(llama, mixtral, read_texts=partial(calibration_text, file=text))
     assert len(quality.expert_shares) == LAYERS
     assert all(sum(layer) == pytest.approx(1.0) for layer in quality.expert_shares)
     low, high = quality.busiest_shares

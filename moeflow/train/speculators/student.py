@@ -30,7 +30,7 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 @dataclass(frozen=True, slots=True)
 class Student:
-    """A model and its weights, float32, by name."""
+    """A model and its weights by name; norms are float32."""
 
     shape: ModelConfig
     weights: dict[str, Tensor]
@@ -53,14 +53,12 @@ class Student:
         positions = torch.cat([torch.arange(length) for length in lengths])
         rotary = RotaryEmbeddings([self.shape.attention.rotary], self.shape.attention.head_dim, token_ids.device)
         (table,) = rotary(positions, torch.float32)
-        hidden = F.embedding(token_ids, self.weights[EMBEDDINGS])
+        hidden = F.embedding(token_ids, self.weights[EMBEDDINGS]).float()
         for layer in range(self.shape.num_layers):
             prefix = f"model.layers.{layer}"
             normed = self._norm(hidden, f"{prefix}.input_layernorm.weight")
             hidden = hidden + self._attention(normed, f"{prefix}.self_attn", table.cos, table.sin, lengths)
-            hidden = hidden + self._ffn(
-                self._norm(hidden, f"{prefix}.post_attention_layernorm.weight"), f"{prefix}.mlp"
-            )
+            hidden = hidden + self._ffn(self._norm(hidden, f"{prefix}.post_attention_layernorm.weight"), layer)
         return self._norm(hidden, NORM)
 
     def _attention(self, x: Tensor, prefix: str, cos: Tensor, sin: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -74,7 +72,8 @@ class Student:
         attended = torch.cat([_attend(*(each[where] for each in (q, k, v))) for where in _spans(lengths)])
         return self._linear(attended, f"{prefix}.o_proj")
 
-    def _ffn(self, x: Tensor, prefix: str) -> Tensor:
+    def _ffn(self, x: Tensor, layer: int) -> Tensor:
+        prefix = f"model.layers.{layer}.mlp"
         gate, up = (self._linear(x, f"{prefix}.{name}") for name in _FFN[:2])
         return self._linear(F.silu(gate) * up, f"{prefix}.down_proj")
 
@@ -98,10 +97,11 @@ def _spans(lengths: Sequence[int]) -> Iterator[slice]:
         start += length
 
 
-def student_from(checkpoint: Checkpoint, num_layers: int) -> Student:
+def student_from(checkpoint: Checkpoint, num_layers: int, dtype: torch.dtype = torch.float32) -> Student:
     """Return an untrained student of the target's first and last layers. Experts become their mean.
 
-    Raises: CheckpointError; ConfigError if the target has too few layers, or layers that a Llama lacks.
+    `dtype` is that of its matrices. Raises: CheckpointError; ConfigError if the target has too few layers, or layers
+    that a Llama lacks.
     """
     target = outline(checkpoint)
     if not isinstance(target, CausalLM):
@@ -120,7 +120,8 @@ def student_from(checkpoint: Checkpoint, num_layers: int) -> Student:
         )
         weights |= dict(_layer(checkpoint, f"model.layers.{layer}", prefix, ffn))
     shape = _shape(target.config, len(sources), weights)
-    return Student(shape, {name: weight.float().contiguous() for name, weight in weights.items()})
+    types = {name: torch.float32 if weight.dim() == 1 else dtype for name, weight in weights.items()}
+    return Student(shape, {name: weight.to(types[name]).contiguous() for name, weight in weights.items()})
 
 
 def _source_layers(target: ModelConfig, num_layers: int) -> list[int]:
