@@ -6,6 +6,10 @@ No figure here comes from a run of a whole model, so all of tables 4 and 5 are p
   computes whole tiles of an expert's rows: of 16 where a micro-batch has no more choices than there are experts, or 64.
   + *L4*: 12.2, 12.3, 12.5 and 13.0 ms for 32 to 256 tokens (figure 9; `plots/ablation/ablation_2.py` of the authors'
     artifact). Many rows are as fast as a large product in torch, which the machine file has.
+  + *L4, prompts*: a tile of 64 x 64 results takes 32 operations for each byte from the level 2 cache. An L40 of the
+    same architecture reads 5,200 GB/s there at 2.49 GHz (RRZE-HPC/gpu-benches, commit 1038c5d). The L4 has half of its
+    memory channels and cache, hence 1,044 bytes a cycle. Its 58 multiprocessors compute 1,024 operations a cycle each.
+    So the kernel reaches 0.56 of a large product, where tensor cores are the limit, at the same clock.
   + *T4*: computed, since no measurement is published. Triton reaches 0.52 of cuBLAS on Turing (triton-lang/triton,
     issue 189: RTX 2080, 4096 rows and more). Turing has no asynchronous copies to shared memory, which Triton's
     pipelines need. So reading and computing add up.
@@ -35,6 +39,8 @@ EXPERT_VALUES: Final = 3 * 4096 * 14336  # of Mixtral 8x7B
 NUM_EXPERTS: Final = 8
 FIGURE_9: Final = {8: 12.2e-3, 16: 12.3e-3, 32: 12.5e-3, 64: 13.0e-3}  # rows of each expert: seconds of a layer
 TRITON_ON_TURING: Final = 0.52  # of cuBLAS' speed
+CACHE_BYTES: Final = 5200e9 / 2.49e9 / 2  # of an L4's level 2 cache, a cycle
+CACHE_SHARE_ON_L4: Final = CACHE_BYTES * 32 / (58 * 1024)  # of a large product's speed
 TILES: Final = {1.0: 16, 1.5: 16, 1.6: 64, 64.0: 64, 1024.0: 64}  # mean rows of an expert: rows of a tile
 
 
@@ -43,6 +49,7 @@ class Kernels:
     """Which kernels a system has."""
 
     has_fused_experts: bool = False  # otherwise the machine's usual ones
+    waits_for_cache: bool = True  # whether the level 2 cache bounds them
     device_bytes: float = STORED_BYTES  # that attention moves for each stored value
     host_bytes: float = STORED_BYTES
     host_share: float | None = None  # of bandwidth that attention reaches; None: the machine's usual one
@@ -61,7 +68,7 @@ def with_kernels(machine: Machine, kernels: Kernels) -> Machine:
     bandwidth_share = min(gpu.measured("attention", "float16"))[1]
     entries.append(_decode_attention(bandwidth_share * STORED_BYTES / kernels.device_bytes))
     if kernels.has_fused_experts:
-        entries = [it for it in entries if it.kernel != "experts"] + list(_fused_experts(device))
+        entries = [it for it in entries if it.kernel != "experts"] + list(_fused_experts(device, kernels))
     share = kernels.host_share or cpu.default_efficiency
     attention = _decode_attention(share * STORED_BYTES / kernels.host_bytes)
     levels = {
@@ -75,7 +82,7 @@ def _decode_attention(share: float) -> KernelEfficiency:
     return KernelEfficiency(kernel="attention", dtype="float16", rows=QUERY_HEADS, share=share)
 
 
-def _fused_experts(device: MemoryLevel) -> Iterator[KernelEfficiency]:
+def _fused_experts(device: MemoryLevel, kernels: Kernels) -> Iterator[KernelEfficiency]:
     """Yield the shares of the roof that the Triton kernel reaches."""
     gpu = processor_of(device)
     usual = dict(gpu.measured("experts", "float16"))
@@ -88,5 +95,6 @@ def _fused_experts(device: MemoryLevel) -> Iterator[KernelEfficiency]:
         elif rows in FIGURE_9:
             seconds = FIGURE_9[int(rows)] / NUM_EXPERTS
         else:
-            seconds = max(read_s / few, compute_s / many)
+            cache_share = CACHE_SHARE_ON_L4 if kernels.waits_for_cache else 1.0
+            seconds = max(read_s / few, compute_s / (many * cache_share))
         yield KernelEfficiency(kernel="experts", dtype="float16", rows=rows, share=max(read_s, compute_s) / seconds)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from moeflow.core.hardware import DEVICE
@@ -13,8 +15,27 @@ from moeflow.planner.hardware.machine_files import load_machine
 from moeflow.planner.model_files import shipped_models
 from studies.paper.flexgen_loop import flexgen_host_loop, flexgen_loop
 from studies.paper.kernels import FLEXGEN_KERNELS, LIGHTNING_KERNELS, with_kernels
-from studies.paper.one_device import BAR, CELLS, FIGURE_7, TABLES, TERMS, as_printed, pairs_in_order, predict
-from studies.paper.several_devices import FORMATS, SCALINGS, STATEMENTS, case_study, host_is_ahead, scaling, two_a100s
+from studies.paper.one_device import (
+    BAR,
+    CELLS,
+    FIGURE_7,
+    TABLES,
+    TERMS,
+    UNPADDED,
+    as_printed,
+    pairs_in_order,
+    predict,
+)
+from studies.paper.several_devices import (
+    FORMATS,
+    SCALINGS,
+    STATEMENTS,
+    case_study,
+    host_is_ahead,
+    resident_share,
+    scaling,
+    two_a100s,
+)
 
 MIXTRAL = ModelCosts(read_bare_config(shipped_models()["mixtral-8x7b"]), FORMATS)
 
@@ -82,24 +103,46 @@ def test_nothing_of_flexgens_loop_reaches_beyond_a_micro_batch():
     assert not any(task.op == "load_kv" for task in on_host)
 
 
+def test_a_tile_of_experts_waits_for_the_cache_of_an_l4():
+    """A tile of 64 x 64 needs a byte for 32 operations, and the cache has 18 bytes a cycle and multiprocessor."""
+    of_cache, plain = (
+        with_kernels(load_machine("paper-s2"), replace(LIGHTNING_KERNELS, waits_for_cache=it)).level(DEVICE)
+        for it in (True, False)
+    )
+    work = MIXTRAL.experts(10_000)
+    share = work_seconds(plain, work) / work_seconds(of_cache, work)
+    assert share == pytest.approx(18 * 32 / 1024, rel=0.01)
+    assert work_seconds(plain, work) == pytest.approx(work.num_flops / (0.44 * 121e12), rel=0.01)
+
+
+def test_whole_experts_that_stay_on_a_device():
+    attention = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024) * 2  # bytes of projections
+    assert resident_share(MIXTRAL, 0) * MIXTRAL.layers_bytes == pytest.approx(attention, rel=0.01)
+    one = resident_share(MIXTRAL, 1) - resident_share(MIXTRAL, 0)
+    assert one * MIXTRAL.layers_bytes == pytest.approx(32 * 3 * 4096 * 14336 * 2)
+    run = predict(CELLS[1], CELLS[1].rows[-1])
+    assert run.policy.weights_on_device == resident_share(MIXTRAL, 0)
+    assert predict(CELLS[1], CELLS[1].rows[1]).policy.weights_on_device == 0.14  # FlexGen's own
+
+
 @pytest.mark.thorough  # some seconds for tens of thousands of tasks
-@pytest.mark.parametrize("source", [TABLES, FIGURE_7])
-def test_figures_are_predicted_in_order_and_18_of_each_source_within_the_bar(source):
+@pytest.mark.parametrize(("source", "expected"), [(TABLES, 19), (FIGURE_7, 22), (UNPADDED, 4)])
+def test_figures_are_predicted_in_order_and_most_within_the_bar(source, expected):
     within = 0
     for cell in (it for it in CELLS if it.source == source):
         predicted = [predict(cell, row).tokens_per_s for row in cell.rows]
         right, total = pairs_in_order(cell, predicted)
         assert right == total
         within += sum(abs(speed / row.tokens_per_s - 1) <= BAR for row, speed in zip(cell.rows, predicted, strict=True))
-    assert within == 18
+    assert within == expected
 
 
 def test_terms_come_one_after_the_other():
-    cell = CELLS[2]  # summarization, S1
-    flexgen_c = [predict(cell, cell.rows[0], terms).tokens_per_s for terms in range(1, len(TERMS) + 1)]
-    assert sorted(flexgen_c, reverse=True) == flexgen_c
-    lightning = [predict(cell, cell.rows[-1], terms).tokens_per_s for terms in (3, 5)]
-    assert lightning[0] >= lightning[1]
+    cell = CELLS[4]  # MTBench, S1
+    flexgen = [predict(cell, cell.rows[1], terms).tokens_per_s for terms in range(1, 6)]
+    assert sorted(flexgen, reverse=True) == flexgen
+    lightning = [predict(cell, cell.rows[-1], terms).tokens_per_s for terms in (3, 5, len(TERMS))]
+    assert sorted(lightning, reverse=True) == lightning
 
 
 @pytest.mark.thorough
@@ -115,16 +158,16 @@ def test_the_settings_of_several_devices_are_those_of_table_2():
         for machine in (two, four):
             assert machine.level("ram").capacity_bytes == 416e9
             assert machine.level("device").processor.name == "NVIDIA T4"
-        times = [four[1] / two[1] for _, two, four in one.rows]
+        times = [four.tokens_per_s / two.tokens_per_s for _, two, four in one.rows]
         assert (min(times), max(times)) == pytest.approx(one.published, rel=0.02)
 
 
 @pytest.mark.thorough  # twelve seconds
-def test_12_of_16_figures_of_several_devices_are_within_the_bar():
+def test_14_of_16_figures_of_several_devices_are_within_the_bar():
     off = [
         ours / theirs - 1 for one in scaling() for ours, theirs in zip(one["predicted"], one["published"], strict=True)
     ]
-    assert (sum(abs(it) <= BAR for it in off), len(off)) == (12, 16)
+    assert (sum(abs(it) <= BAR for it in off), len(off)) == (14, 16)
 
 
 @pytest.mark.thorough  # some seconds a point: the corners of the figure
