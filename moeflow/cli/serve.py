@@ -57,6 +57,13 @@ taking requests, lets running ones finish within --shutdown-deadline, and exits 
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is every network.")
 @click.option("--port", type=int, default=8000, show_default=True, help="Port to listen on; 0: any free one.")
+@click.option(
+    "--grpc-port",
+    cls=GroupedOption,
+    group="API",
+    type=int,
+    help="Port for gRPC beside HTTP, on the same address; 0: any free one.  [default: no gRPC]",
+)
 @api_key_option("Key that clients must send.")
 @click.option(
     "--api-keys-file",

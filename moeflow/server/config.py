@@ -34,10 +34,11 @@ _CHOICES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Settings of one HTTP server. Raises: ConfigError, naming the setting, when a value cannot be granted."""
+    """Settings of one server. Raises: ConfigError, naming the setting, when a value cannot be granted."""
 
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
+    grpc_port: int | None = None  # likewise; None: no gRPC
     api_key: str | None = field(default=None, repr=False)  # None and no file of keys: everybody may ask
     api_keys_file: Path | None = None  # keys with names and limits (guard/key_file.py)
     allowed_hosts: tuple[str, ...] = ()  # names under which browsers may call, beside loopback's own
@@ -63,16 +64,14 @@ class ServerConfig:
     engine_timeout_s: float = 300.0  # an engine that does not answer for so long is started anew; 0: never
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port must be from 0 to 65535, not {self.port}")
+        for name in ("port", "grpc_port"):
+            if not 0 <= (getattr(self, name) or 0) <= 65535:
+                raise ConfigError(f"{name} must be from 0 to 65535, not {getattr(self, name)}")
         if self.otlp_endpoint is not None and not re.fullmatch(r"https?://[^\s/]+(/\S*)?", self.otlp_endpoint):
             raise ConfigError(
                 f"otlp_endpoint must be an address such as http://localhost:4318, not {self.otlp_endpoint!r}"
             )
-        if self.api_key is not None and not self.api_key.strip():
-            raise ConfigError("api_key is empty; give a key, or leave it out to need none")
-        if self.api_key is not None and (not self.api_key.isprintable() or self.api_key != self.api_key.strip()):
-            raise ConfigError("api_key must be UTF-8 text without control characters or spaces around it")
+        self._check_api_key()
         self._check_proxy()
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("TLS needs a certificate and its key: give both tls_cert and tls_key")
@@ -85,6 +84,14 @@ class ServerConfig:
         for name in ("shutdown_deadline_s", "engine_timeout_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name} must be 0 or more seconds, not {getattr(self, name)}")
+
+    def _check_api_key(self) -> None:
+        if self.api_key is None:
+            return
+        if not self.api_key.strip():
+            raise ConfigError("api_key is empty; give a key, or leave it out to need none")
+        if not self.api_key.isprintable() or self.api_key != self.api_key.strip():
+            raise ConfigError("api_key must be UTF-8 text without control characters or spaces around it")
 
     def _check_proxy(self) -> None:
         for origin in self.cors_origins:

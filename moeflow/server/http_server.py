@@ -23,7 +23,7 @@ from moeflow.server.tls_handshake import TlsHandshake
 
 _LOOK_TICKS = 3  # of uvicorn, each a tenth of a second
 _WAITING_CONNECTIONS = 2048  # that the system has taken and the event loop has not
-_FLUSH_S = 5  # time for slow clients to read bytes already written
+FLUSH_S = 5  # time for slow clients to read bytes already written
 
 
 class HttpServer(uvicorn.Server):
@@ -62,7 +62,7 @@ class HttpServer(uvicorn.Server):
                 forwarded_allow_ips=proxies,
                 root_path=config.root_path,
                 server_header=False,
-                timeout_graceful_shutdown=_FLUSH_S,
+                timeout_graceful_shutdown=FLUSH_S,
                 backlog=1 if entry else ACCEPTED_AT_ONCE,
             )
         )

@@ -25,6 +25,7 @@ from moeflow.engine.generator import Generator
 from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.plan_text import what_to_expect
 from moeflow.server.config import ServerConfig
+from moeflow.server.extras import require_extra
 from moeflow.server.guard.key_file import read_key_file
 from moeflow.server.listener import listen, url
 from moeflow.server.loading import give_up, load_model
@@ -44,6 +45,7 @@ with on_demand(__name__):
     from moeflow.server import http_server, model_pool, served_model, tracing
     from moeflow.server.fronts import fronted_server, fronts
     from moeflow.server.jobs import data_folder
+    from moeflow.server.rpc import rpc_server
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -105,8 +107,11 @@ def serve_several(models: Mapping[str, PlannedModel], budget_bytes: int, config:
 
 
 def _check_files(config: ServerConfig) -> None:
-    """Read small files, so that a mistake in them is known at once. Raises: ConfigError."""
+    """Look for small files and packages, so that a mistake is known at once. Raises: ConfigError."""
     tls_context(config)
+    if config.grpc_port is not None:
+        require_extra("grpc", ("grpc", "grpc_health"), "gRPC (--grpc-port) needs grpcio and grpcio-health-checking")
+        listen(config, config.grpc_port).close()
     if config.api_keys_file is not None:
         read_key_file(config.api_keys_file)
 
@@ -120,11 +125,15 @@ def _warn_if_open(config: ServerConfig) -> None:
         print(f"warning: everybody who can reach {config.host} may use this server; set an API key", file=sys.stderr)
 
 
-def _announce(models: str, listener: socket.socket, config: ServerConfig) -> None:
-    """Print the models and the address."""
+def _announce(models: str, listener: socket.socket, rpc: rpc_server.RpcServer | None, config: ServerConfig) -> None:
+    """Print the models and the addresses."""
     address = url(listener, has_tls=config.tls_cert is not None)
     message = f"moeflow serves {models} at {address}"
-    print(announcement(config.log_format, message, models=models, url=address), flush=True)
+    fields = {"models": models, "url": address}
+    if rpc is not None:
+        message += f" and by gRPC at {rpc.address}"
+        fields["grpc"] = rpc.address
+    print(announcement(config.log_format, message, **fields), flush=True)
 
 
 async def _serve_several(
@@ -143,10 +152,10 @@ async def _serve_several(
         app = web_app.create_app(None, config, tracer.trace if tracer else None, pool=pool)
         jobs = app.state.jobs = _open_jobs(config, app.state.service)
         http = _http_server(app)
-        async with _answering(http, jobs, listener, signals):
+        async with _answering(http, jobs, listener, signals) as rpc:
             if jobs is not None:
                 jobs.worker.wake()
-            _announce(", ".join(models), listener, config)
+            _announce(", ".join(models), listener, rpc, config)
             return await _until_end(http, jobs, signals, config)
 
 
@@ -201,14 +210,14 @@ async def _answer(
     config: ServerConfig,
 ) -> int:
     """Answer until a signal or the engine's death ends it; return the exit code."""
-    async with _answering(http, jobs, listener, signals):
+    async with _answering(http, jobs, listener, signals) as rpc:
         generator = await _unless(signals, _attached(http, loading))
         if isinstance(generator, int):
             await http.service.models.shutdown(0)
             return 1 if generator == _BROKEN else 0  # told to end before there was anything to finish
         if jobs is not None:
             jobs.worker.wake()  # resumes jobs of an earlier server
-        _announce(generator.client.model.name, listener, config)
+        _announce(generator.client.model.name, listener, rpc, config)
         return await _until_end(http, jobs, signals, config)
 
 
@@ -243,15 +252,21 @@ async def _answering(
     jobs: data_folder.Jobs | None,
     listener: socket.socket,
     signals: asyncio.Queue[int],
-) -> AsyncIterator[None]:
-    """Answer requests meanwhile; SIGHUP has files read again."""
-    with reloading(http):
+) -> AsyncIterator[rpc_server.RpcServer | None]:
+    """Answer requests meanwhile, by HTTP and by gRPC if there is a port for it; SIGHUP has files read again."""
+    rpc, port = None, http.service.config.grpc_port
+    if port is not None:
+        rpc = rpc_server.RpcServer(http.app, port, max_connections(raise_descriptor_limit()))
+        await rpc.start()
+    with reloading(http, rpc):
         answering = asyncio.create_task(http.serve(sockets=[listener]))
         answering.add_done_callback(lambda _: signals.put_nowait(_BROKEN))  # raises below what HTTP failed of
         try:
-            yield
+            yield rpc
         finally:
             http.should_exit = True
+            if rpc is not None:
+                await rpc.stop(0 if http.force_exit else http_server.FLUSH_S)
             await answering
             if jobs is not None:
                 await jobs.close()
@@ -310,7 +325,7 @@ def _has_files(config: ServerConfig) -> bool:
 
 
 @contextlib.contextmanager
-def reloading(http: http_server.HttpServer) -> Iterator[None]:
+def reloading(http: http_server.HttpServer, rpc: rpc_server.RpcServer | None = None) -> Iterator[None]:
     """Have SIGHUP read keys and certificate again where there are some; else it ends the process, as usual."""
     if not _has_files(http.service.config):
         yield
@@ -319,6 +334,8 @@ def reloading(http: http_server.HttpServer) -> Iterator[None]:
     def reload() -> None:
         try:
             http.reload()
+            if rpc is not None:
+                rpc.reload()
             logger.info("API keys and certificate are read again")
         except ConfigError as error:
             logger.error("reload failed, and the earlier files stay in use: %s", error)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 
-from moeflow.core.errors import ConfigError
+from moeflow.server.extras import require_extra
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
@@ -21,13 +20,5 @@ def is_tracing_wanted(endpoint: str | None) -> bool:
     named = "--otlp-endpoint" if endpoint else next((name for name in _ENDPOINTS if os.environ.get(name)), None)
     if named is None or is_off:
         return False
-    if not all(map(_is_installed, _NEEDED)):
-        raise ConfigError(f"traces of requests ({named}) need OpenTelemetry: run `pip install 'moeflow[otel]'`")
+    require_extra("otel", _NEEDED, f"traces of requests ({named}) need OpenTelemetry")
     return True
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # a package around it
-        return False

@@ -1,4 +1,5 @@
 import dataclasses
+import importlib.util
 import re
 import socket
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from tests.tiny_mixtral import write_tiny_mixtral
 
 EVERY_OPTION = """
     --host 0.0.0.0 --port 9 --api-key k --allowed-host a --allowed-host b --max-queue 5 --fronts 2 --max-body 1MiB
-    --unknown-fields ignore --images placeholder
+    --unknown-fields ignore --images placeholder --grpc-port 10
     --shutdown-deadline 2.5 --data-dir my/jobs --max-file 1GiB --file-quota 2GiB
     --api-keys-file keys.toml --cors-origin https://a.example --cors-origin http://localhost:3000
     --tls-cert cert.pem --tls-key key.pem --forwarded-allow-ips 10.0.0.0/8 --root-path /llm
@@ -79,6 +80,7 @@ def test_every_wish_arrives(served, tmp_path):
     config = ServerConfig(
         host="0.0.0.0",
         port=9,
+        grpc_port=10,
         api_key="k",
         api_keys_file=Path("keys.toml"),
         allowed_hosts=("a", "b"),
@@ -260,10 +262,31 @@ def test_a_wrong_wish_is_told_before_a_model_is_looked_for(served, unmade):
     assert (result.exit_code, result.stderr) == (2, "error: port must be from 0 to 65535, not 99999\n")
 
 
+@pytest.mark.parametrize(
+    ("missing", "port", "said"),
+    [
+        (
+            "grpc_health",
+            "0",
+            "gRPC (--grpc-port) needs grpcio and grpcio-health-checking: run `pip install 'moeflow[grpc]'`",
+        ),
+        (None, "70000", "grpc_port must be from 0 to 65535, not 70000"),
+    ],
+)
+@pytest.mark.slow  # imports the server
+def test_grpc_that_cannot_be_served_is_told_before_a_model_is_looked_for(unmade, monkeypatch, missing, port, said):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else find_spec(name))
+    result = run("--port", "0", "--grpc-port", port)
+    assert (result.exit_code, result.stderr) == (2, f"error: {said}\n")
+
+
 @pytest.mark.slow  # imports the server
 def test_a_taken_port_is_told_before_a_model_is_looked_for(unmade):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        result = run("--port", str(port))
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: cannot listen on 127.0.0.1 port {port}: the port is in use")
+        for option in ("--port", "--grpc-port"):
+            result = run("--port", "0", option, str(port))
+            assert result.exit_code == 2
+            assert result.stderr.startswith(f"error: cannot listen on 127.0.0.1 port {port}: the port is in use")
+            assert result.stderr.endswith(f"choose another with {option}\n")

@@ -28,7 +28,8 @@ settings = Settings(model=folder, num_threads=1, kv_cache_bytes=2**24, cache_dir
 sys.exit(serve(
     lambda: resolve(settings).plan,
     ServerConfig(
-        port=int(sys.argv[2]), shutdown_deadline_s=float(sys.argv[3]), max_engine_restarts=int(sys.argv[4])
+        port=int(sys.argv[2]), shutdown_deadline_s=float(sys.argv[3]), max_engine_restarts=int(sys.argv[4]),
+        grpc_port=0 if sys.argv[5] == "grpc" else None,
     ),
 ))
 """
@@ -38,19 +39,31 @@ LONG = {"prompt": [5, 6, 7], "max_tokens": 4000, "temperature": 0, "ignore_eos":
 class Server:
     """One server process."""
 
-    def __init__(self, model: Path, *, port: int = 0, deadline_s: float = 30.0, max_restarts: int = 9) -> None:
-        command = [sys.executable, "-c", START, str(model), str(port), str(deadline_s), str(max_restarts)]
+    def __init__(
+        self, model: Path, *, port: int = 0, deadline_s: float = 30.0, max_restarts: int = 9, grpc: bool = False
+    ) -> None:
+        command = [
+            sys.executable,
+            "-c",
+            START,
+            str(model),
+            str(port),
+            str(deadline_s),
+            str(max_restarts),
+            "grpc" * grpc,
+        ]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.url = ""
+        self.grpc_address: str | None = None
         self.num_begun = 0
 
     def wait_until_ready(self) -> Server:
         line = self.process.stdout.readline()
-        match = re.fullmatch(r"moeflow serves .+ at (http://127\.0\.0\.1:\d+)\n", line)
+        match = re.fullmatch(r"moeflow serves .+ at (http://127\.0\.0\.1:\d+)(?: and by gRPC at (\S+))?\n", line)
         if match is None:
             self.process.kill()  # or its stderr would have no end
             pytest.fail(f"{line!r}, {self.process.stderr.read()}")
-        self.url = match[1]
+        self.url, self.grpc_address = match.groups()
         return self
 
     def engine(self) -> psutil.Process:

@@ -1,0 +1,139 @@
+"""The gRPC side of a server: it runs in the event loop of HTTP, and its calls are requests to the same application."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+import msgspec
+from fastapi import FastAPI
+from google.protobuf import json_format
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from moeflow.core.errors import ConfigError
+from moeflow.server.config import ServerConfig
+from moeflow.server.errors import ApiError
+from moeflow.server.listener import listen
+from moeflow.server.rpc import moeflow_pb2
+from moeflow.server.rpc.exchange import abort, exchange
+from moeflow.server.rpc.health import Health
+from moeflow.server.rpc.messages import answer_message, request_body, streamed_objects
+from moeflow.server.service import Service
+
+SERVICE: Final = moeflow_pb2.DESCRIPTOR.services_by_name["Moeflow"]
+_PATHS: Final = {"CompletionRequest": "/v1/completions", "ChatRequest": "/v1/chat/completions"}
+Handler = Callable[[Message, Any], Awaitable[Message | None]]
+
+
+class RpcServer:
+    """Answers gRPC calls. `address` is known after the start."""
+
+    def __init__(self, app: FastAPI, port: int, max_calls: int) -> None:
+        """Port 0 is any free one. More than `max_calls` at once get RESOURCE_EXHAUSTED."""
+        self._app = app
+        self._service: Service = app.state.service
+        self._port = port
+        self._max_calls = max_calls
+        self._certificate: Any = None  # to use from the next connection on; None: the one in use
+        self.address = ""
+
+    async def start(self) -> None:
+        """Begin to answer. Raises: ConfigError if the port cannot be had, or the certificate cannot be used."""
+        config = self._service.config
+        options = (
+            ("grpc.max_receive_message_length", config.max_body_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),  # a second server on the port is an error
+        )
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=self._max_calls)
+        handlers = {method.name: self._handler(method) for method in SERVICE.methods}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE.full_name, handlers),))
+        names = ("", SERVICE.full_name, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+        health_pb2_grpc.add_HealthServicer_to_server(Health(self._service, names), self._server)
+        self.address = self._bind(config)
+        await self._server.start()
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more calls; end those that run after the grace."""
+        await self._server.stop(grace_s)
+
+    def reload(self) -> None:
+        """Read the certificate again, for connections from now on. Raises: ConfigError."""
+        if self._service.config.tls_cert is not None:
+            self._certificate = _read_certificate(self._service.config)
+
+    def _bind(self, config: ServerConfig) -> str:
+        """Listen on the port; return the address."""
+        with listen(config, self._port) as probe:  # names what is wrong with host or port
+            host = probe.getsockname()[0]
+        host = f"[{host}]" if ":" in host else host
+        address = f"{host}:{self._port}"
+        try:
+            if config.tls_cert is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                credentials = grpc.dynamic_ssl_server_credentials(_read_certificate(config), self._next_certificate)
+                port = self._server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"gRPC cannot listen on {address}: {error}; choose another port with --grpc-port"
+            ) from None
+        return f"{host}:{port}"
+
+    def _next_certificate(self) -> Any:
+        """Return a certificate that was read since the last connection; gRPC calls this in a thread for each."""
+        certificate, self._certificate = self._certificate, None
+        return certificate
+
+    def _handler(self, method: MethodDescriptor) -> grpc.RpcMethodHandler:
+        make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
+        given, returned = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+        answer = self._stream(method, returned) if method.server_streaming else self._whole(method, returned)
+        return make(answer, given.FromString, returned.SerializeToString)
+
+    def _whole(self, method: MethodDescriptor, kind: type[Message]) -> Handler:
+        async def answer(request: Message, context: Any) -> Message:
+            pieces: list[bytes] = []
+
+            async def keep(piece: bytes) -> None:
+                pieces.append(piece)
+
+            await self._exchange(method, request, context, keep)
+            return answer_message(kind, msgspec.json.decode(b"".join(pieces)))
+
+        return answer
+
+    def _stream(self, method: MethodDescriptor, kind: type[Message]) -> Handler:
+        async def answer(request: Message, context: Any) -> None:
+            async def write(piece: bytes) -> None:
+                for chunk in streamed_objects(piece):
+                    await context.write(answer_message(kind, chunk))
+
+            await self._exchange(method, request, context, write)
+
+        return answer
+
+    async def _exchange(
+        self, method: MethodDescriptor, request: Message, context: Any, on_piece: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        path = _PATHS[method.input_type.name]
+        try:
+            body = await self._service.large_bodies.read(
+                request.ByteSize(), request_body, request, is_streamed=method.server_streaming
+            )
+        except json_format.Error as error:
+            await abort(context, ApiError(400, "invalid_value", f"the message is no JSON: {error}"))
+        if failure := await exchange(self._app, context, path, body, on_piece):
+            await abort(context, failure)
+
+
+def _read_certificate(config: ServerConfig) -> Any:
+    try:
+        pair = tuple(path.read_bytes() for path in (config.tls_key, config.tls_cert) if path is not None)
+    except OSError as error:
+        raise ConfigError(f"the certificate {config.tls_cert} or its key cannot be read: {error}") from None
+    return grpc.ssl_server_certificate_configuration([pair])
