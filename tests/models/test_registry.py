@@ -92,6 +92,7 @@ def test_a_bare_config_is_enough_for_the_shape(tmp_path):
     ("name", "billions"),
     [
         ("dbrx", 131.6),
+        ("gpt-moe", 6.7),
         ("gpt-oss-20b", 20.9),
         ("mixtral-8x22b", 140.6),
         ("mixtral-8x7b", 46.7),

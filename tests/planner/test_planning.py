@@ -137,7 +137,7 @@ def test_no_more_device_memory_is_planned_for_than_a_described_machine_has():
 def test_what_has_no_weights_is_refused_with_what_can_be_planned_for(host, config, tmp_path):
     for model, hint in (
         (tmp_path, f"use `moeflow plan {config}"),
-        ("mixtral", "without weights are dbrx, gpt-oss-20b, mixtral-8x22b"),
+        ("mixtral", "without weights are dbrx, gpt-moe, gpt-oss-20b"),
     ):
         with pytest.raises(CheckpointError, match=hint):
             plan_for(PlanRequest(settings=Settings(model=str(model)), usage=usage(), machine=host))

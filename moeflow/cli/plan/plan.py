@@ -153,8 +153,8 @@ def plan(
     """Plan how to run a model on this or another machine, and predict its speed.
 
     MODEL is a Hugging Face folder, a .gguf file, a model's name on the hub, a bare config.json, or one of the shapes
-    that are shipped (mixtral-8x7b, qwen3-30b-a3b, gpt-oss-20b, olmoe-1b-7b, mixtral-8x22b, dbrx); without it, the
-    built-in model.
+    that are shipped (mixtral-8x7b, qwen3-30b-a3b, gpt-oss-20b, gpt-moe, olmoe-1b-7b, mixtral-8x22b, dbrx); without
+    it, the built-in model.
     """
     if roofline is not None or policy_map is not None:
         require_matplotlib()

@@ -36,7 +36,7 @@ def shape_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--model", required=True, help="A shipped shape, a config.json, a model's folder or a GGUF file."),
         click.option(
             "--weights",
-            type=click.Choice(["float16", "bfloat16", *QUANTIZED]),
+            type=click.Choice(["float32", "float16", "bfloat16", *QUANTIZED]),
             help="Their format.  [default: the 16-bit one that the machine computes]",
             show_default=False,
         ),
@@ -55,7 +55,12 @@ def read_shape(model: str) -> ModelConfig:
 
 
 def choose_formats(machine: Machine, weights: str | None) -> Formats:
-    """Return the formats to assume; embeddings have 16 bits, and on devices keys and values, too."""
+    """Return the formats to assume.
+
+    Where matrices have 32 bits, so has everything. Otherwise embeddings have 16, and on devices keys and values, too.
+    """
+    if weights == "float32":
+        return Formats(matrices=weights, embeddings=weights, kv=weights)
     half = "bfloat16" if processor_of(machine.compute_level).has_bfloat16 else "float16"
     if machine.num_devices:
         return Formats(matrices=weights or half, embeddings=half, kv=half, activation_bytes=2)

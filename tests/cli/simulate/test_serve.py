@@ -57,3 +57,12 @@ def test_a_model_that_does_not_fit_is_an_error_that_says_what_does():
     done = run("mixtral-8x7b", machine="t4")
     assert done.exit_code != 0
     assert "moeflow simulate pipeline" in done.output
+
+
+def test_float32_is_slower_than_float16_and_takes_twice_the_memory():
+    whole = ("--rate", "1000", "--devices", "4", "--policy", "continuous", "--json")
+    done = {it: run("gpt-moe", *whole, "--weights", it, machine="g4dn-12xlarge") for it in ("float16", "float32")}
+    rates = {it: json.loads(shown.stdout)["summary"]["requests_per_s"] for it, shown in done.items()}
+    assert rates["float32"] < 0.6 * rates["float16"]
+    one = run("gpt-moe", "--rate", "1", "--weights", "float32", machine="t4")
+    assert "the model needs 25" in one.output

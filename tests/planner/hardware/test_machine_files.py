@@ -6,7 +6,15 @@ from moeflow.core.errors import ConfigError
 from moeflow.planner.hardware.hardware_json import machine_from_json, machine_to_json
 from moeflow.planner.hardware.machine_files import load_machine, machine_names
 
-NAMES = ["a100-80g", "h100", "h200", "l4", "paper-s1", "paper-s2", "paper-s6", "paper-s7", "paper-s8", "paper-s9", "t4"]
+NAMES = [
+    "a100-80g",
+    "g4dn-12xlarge",
+    "h100",
+    "h200",
+    "l4",
+    *(f"paper-s{number}" for number in (1, 2, 6, 7, 8, 9)),
+    "t4",
+]
 
 
 def test_all_hosts_are_shipped():
