@@ -1,1 +1,1 @@
-"""Model files in and out: Hugging Face folders, GGUF files, upcycling. No remote code, nor pickles but fairseq's."""
+"""Model files in and out: Hugging Face folders, GGUF files, upcycling. No remote code; pickles only as data."""

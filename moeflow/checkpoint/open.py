@@ -9,6 +9,7 @@ from pathlib import Path
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.file_errors import blame_file
 from moeflow.checkpoint.gguf.file_names import gguf_start
+from moeflow.checkpoint.megatron.part_files import is_megatron_folder
 from moeflow.checkpoint.other_kinds import refuse_other_folder
 from moeflow.checkpoint.quantized.settings import QuantizationSettings
 from moeflow.checkpoint.regular_file import open_stream, stat_file
@@ -22,6 +23,7 @@ with on_demand(__name__):
     from moeflow.checkpoint.faster_transformer import folder as faster_transformer
     from moeflow.checkpoint.gguf import file as gguf_file
     from moeflow.checkpoint.gguf import latent as gguf_latent
+    from moeflow.checkpoint.megatron import folder as megatron_folder
     from moeflow.checkpoint.quantized import folder as quantized_folder
 
 _WHAT_TO_NAME = "Name a Hugging Face folder (config.json and safetensors) or a .gguf file on this machine"
@@ -29,7 +31,7 @@ _PULL = "`moeflow pull OWNER/NAME` fetches it"
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a Hugging Face folder, a GGUF file, or a folder as fairseq or FasterTransformer has it; reads headers only.
+    """Open a Hugging Face folder, a GGUF file, or a folder of another framework; reads headers only.
 
     A part of a GGUF model, and a folder with one, stand for the whole of it.
 
@@ -43,6 +45,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if stat.S_ISDIR(mode):
         with blame_file(path):
             refuse_other_folder(path)
+        if is_megatron_folder(path):
+            return megatron_folder.MegatronFolder(path)
         if not os.path.lexists(path / "config.json"):
             if fairseq.is_fairseq_folder(path):
                 return fairseq.FairseqFolder(path)

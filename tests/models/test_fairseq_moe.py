@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from moeflow.checkpoint.fairseq.tensor_file import read_tensor_file
 from moeflow.checkpoint.open import open_checkpoint
+from moeflow.checkpoint.tensor_file import read_tensor_file
 from moeflow.core.errors import CheckpointError
 from moeflow.models.registry import read_model_config
 from tests.models.parity import Pair, load
@@ -235,7 +235,7 @@ def test_tensors_that_are_unknown_or_missing_are_refused(folder):
 )
 def test_anything_but_plain_tensors_by_name_is_refused(folder, entry):
     change(folder, lambda stored: stored["model"].update(entry))
-    with pytest.raises(CheckpointError, match="no dictionary of plain tensors by name"):
+    with pytest.raises(CheckpointError, match=r"no dictionary of tensors by name|is no plain tensor"):
         open_checkpoint(folder)
 
 

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from moeflow.checkpoint.checkpoint import FLOATS, StoredRows, TensorInfo, TensorTable, commonest_dtype
+from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo, TensorTable, commonest_dtype
 from moeflow.checkpoint.fairseq.settings import read_arguments, translate
-from moeflow.checkpoint.fairseq.tensor_file import read_tensor_file
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, blame_file, check_num_tensors, known_tensor
+from moeflow.checkpoint.tensor_file import plain_floats, read_tensor_file, stored_as
 from moeflow.core.errors import CheckpointError
-from moeflow.kernels.on_demand import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,7 +78,7 @@ class FairseqFolder:
             self._drop_second_name()
         self.tensors = TensorTable(
             {
-                name: TensorInfo(tuple(tensor.shape), tensor.nbytes, _dtype(tensor), file)
+                name: TensorInfo(tuple(tensor.shape), tensor.nbytes, stored_as(tensor), file)
                 for name, (tensor, file) in self._tensors.items()
             }
         )
@@ -121,14 +120,7 @@ class FairseqFolder:
                 raise CheckpointError(
                     f"is also in {self._tensors[name][1].name}", file=file, tensor=name, remedy=DOWNLOAD_AGAIN
                 )
-            if _dtype(tensor) not in FLOATS:
-                raise CheckpointError(
-                    f"is stored in {_dtype(tensor)}; supported are {', '.join(FLOATS)}",
-                    file=file,
-                    tensor=stored_name,
-                    remedy=DOWNLOAD_AGAIN,
-                )
-            self._tensors[name] = (tensor, file)
+            self._tensors[name] = (plain_floats(tensor, stored_name, file), file)
         check_num_tensors(len(self._tensors), self.path)
 
 
@@ -165,17 +157,9 @@ def _find_ranks(shared: Path) -> list[Path]:
 
 def _weights(stored: Mapping[str, Any], file: Path) -> Mapping[str, Tensor]:
     weights = stored.get("model")
-    if not isinstance(weights, Mapping) or not all(
-        isinstance(name, str) and _is_plain(it) for name, it in weights.items()
-    ):
-        raise CheckpointError(
-            "has no dictionary of plain tensors by name under 'model'", file=file, remedy=DOWNLOAD_AGAIN
-        )
+    if not isinstance(weights, Mapping) or not all(isinstance(name, str) for name in weights):
+        raise CheckpointError("has no dictionary of tensors by name under 'model'", file=file, remedy=DOWNLOAD_AGAIN)
     return weights
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu"
 
 
 def _num_experts(weights: Mapping[str, Tensor]) -> int:
@@ -195,7 +179,3 @@ def _known_name(stored_name: str, first_expert: int) -> str:
         return f"{prefix}.mlp.experts.{first_expert + int(expert[1])}.{_EXPERT_PARTS[expert[2]]}.{expert[3]}"
     module, _, kind = part.rpartition(".")
     return f"{prefix}.{_IN_LAYER[module]}.{kind}" if module in _IN_LAYER else stored_name
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

@@ -5,19 +5,17 @@ Such files say nothing of themselves: shapes follow from config.ini, and each fi
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from moeflow.checkpoint.checkpoint import StoredRows, TensorInfo, TensorTable
 from moeflow.checkpoint.faster_transformer.layout import Stored, find_stored
 from moeflow.checkpoint.faster_transformer.settings import read_settings
 from moeflow.checkpoint.file_errors import check_num_tensors, known_tensor
+from moeflow.checkpoint.kept_matrices import KeptMatrices
 from moeflow.checkpoint.raw_file import RawFile
 from moeflow.checkpoint.regular_file import stat_file
 from moeflow.core.errors import CheckpointError
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
 _CONFIG: Final = "config.ini"
 _VALUE_BYTES: Final = {"float16": 2, "float32": 4}
-_KEPT: Final = 2  # matrices, which are read whole: threads take pieces of one, and then of the next
 
 
 class FasterTransformerFolder:
@@ -51,8 +48,7 @@ class FasterTransformerFolder:
         self._stored = dict(find_stored(self.config, settings.num_ranks, has_head))
         self._check_files()
         self.tensors = TensorTable({name: self._info(stored) for name, stored in self._stored.items()})
-        self._matrices: dict[str, Tensor] = {}
-        self._reading = threading.Lock()
+        self._matrices = KeptMatrices(self.read)
 
     def read(self, name: str) -> Tensor:
         """Return a tensor on the CPU; raises as `Checkpoint.read` does."""
@@ -63,14 +59,7 @@ class FasterTransformerFolder:
 
     def read_rows(self, name: str, start: int, stop: int) -> StoredRows:
         """Return rows of a matrix; raises as `Checkpoint.read` does."""
-        with self._reading:
-            found = self._matrices.get(name)
-            if found is None:
-                found = self.read(name)
-                while len(self._matrices) >= _KEPT:
-                    del self._matrices[next(iter(self._matrices))]
-                self._matrices[name] = found
-        return StoredRows(found[start:stop], np.arange(start, stop))
+        return self._matrices.rows(name, start, stop)
 
     def close(self) -> None:
         """Release the buffers; no file stays open."""

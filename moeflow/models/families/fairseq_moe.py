@@ -26,8 +26,7 @@ def read_config(reader: ConfigReader) -> ModelConfig:
     )
     frequency, num_layers = reader.get(int, "moe_frequency", 0), read_num_layers(reader)
     dense_layers = tuple(layer for layer in range(num_layers) if frequency < 1 or (layer + 1) % frequency)
-    chooses_one = reader.get(int, "num_experts_per_tok", 2) == 1
-    config = gpt_moe.read_biased_decoder(reader, "fairseq_moe", positions, dense_layers, renormalizes=not chooses_one)
+    config = gpt_moe.read_biased_decoder(reader, "fairseq_moe", positions, dense_layers)
     has_scale = reader.get(bool, "scales_embeddings", True)
     return config.with_fields(embedding_scale=math.sqrt(config.hidden_size) if has_scale else 1.0)
 

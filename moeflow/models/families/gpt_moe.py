@@ -1,7 +1,7 @@
 """GPT with experts in every other layer: layer norms, biases, learned positions, networks of two matrices.
 
-As Megatron trains it and FasterTransformer has it on disk (`checkpoint/faster_transformer/`); one expert a token, which
-weighs its share under a softmax over all.
+As Megatron trains it (`checkpoint/megatron/`) and FasterTransformer has it on disk (`checkpoint/faster_transformer/`).
+One expert of a token weighs its share under a softmax over all; the shares of several are divided by their sum.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def read_config(reader: ConfigReader) -> ModelConfig:
         )
     positions = AddedPositions("learned", reader.positive("max_position_embeddings"))
     dense_layers = tuple(layer for layer in range(num_layers) if layer not in moe_layers)
-    return read_biased_decoder(reader, "gpt_moe", positions, dense_layers, renormalizes=False)
+    return read_biased_decoder(reader, "gpt_moe", positions, dense_layers)
 
 
 def read_biased_decoder(
@@ -45,8 +45,6 @@ def read_biased_decoder(
     model_type: str,
     positions: AddedPositions,
     dense_layers: tuple[int, ...],
-    *,
-    renormalizes: bool,
 ) -> ModelConfig:
     """Return the shape of a decoder with layer norms, added positions and biases. Raises: CheckpointError."""
     hidden_size, num_heads = reader.positive("hidden_size"), reader.positive("num_attention_heads")
@@ -78,7 +76,7 @@ def read_biased_decoder(
         norm_bias=True,
         num_experts=num_experts,
         top_k=top_k,
-        norm_topk_prob=renormalizes,
+        norm_topk_prob=top_k > 1,
         qkv_bias=True,
         out_bias=True,
         mlp_bias=True,
