@@ -155,7 +155,7 @@ ELSEWHERE = (
         "measures for minutes, on an idle machine",
     ),
     (
-        r"python -m studies.(two_machines .*|node_replicas.*|batch_kills.*|sleeping_engines.*|failure_times)",
+        r"python -m studies.(two_machines .*|rank_schedules .*|node_replicas.*|batch_kills.*|sleeping_engines.*|failure_times)",
         "wants network namespaces and root",
     ),
     (r"scp .*", "wants two machines"),

@@ -53,6 +53,7 @@ from studies.peers.tables import pair_table, summary_table
 from studies.pipelines import table as pipelines_table
 from studies.plan_accuracy import table as accuracy_table
 from studies.policy_grid import table as grid_table
+from studies.rank_schedules import table as rank_schedules_table
 from studies.report.old_records import readable
 from studies.report.plots import plot_throughput
 from studies.report.summary import README_BEGIN, README_END, claims, readme_table, summary
@@ -373,6 +374,10 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     "two_machines": (
         "Uses of a second machine",
         write_newest(two_machines_table, lambda r: (r["shape"], r["memory"], r["disk_mb_per_s"], r["link"])),
+    ),
+    "rank_schedules": (
+        "Layouts and schedules of ranks",
+        write_newest(rank_schedules_table, lambda r: (r["link"], r["bias"], tuple(r["cases"][0]["arms"]))),
     ),
     "sida": ("Classifiers within shares of their experts", write_sida),
     "pipelines": ("Models larger than a device", write_pipelines),
