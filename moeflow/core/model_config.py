@@ -183,6 +183,10 @@ class ModelConfig:
         """Layers with experts, those of the encoder included."""
         return len(self.moe_layers) + self.num_encoder_moe_layers
 
+    def num_moe_layers_in(self, layers: range) -> int:
+        """Return how many layers with experts a stage has: some of the decoder's `layers`, and all of the encoder's."""
+        return len(set(layers).intersection(self.moe_layers)) + self.num_encoder_moe_layers
+
     @property
     def num_encoder_moe_layers(self) -> int:
         """Layers of the encoder with experts; they come first where layers with experts are numbered."""

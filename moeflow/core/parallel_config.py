@@ -13,12 +13,14 @@ from moeflow.core.units import KIB
 
 WHOLE: Final = "expert"  # each rank has a block of a layer's experts
 SLICED: Final = "sliced"  # each rank has a slice of every expert
-AttentionLayout = Literal["replicated", "tensor"]  # each rank has all heads, or a block of them
+# Each rank attends with all heads, with a block of them, or with all heads to sequences of its own.
+AttentionLayout = Literal["replicated", "tensor", "data"]
 
 EXPERT_LAYOUTS: Final = (WHOLE, SLICED)
 EXPERT_PLACEMENTS: Final = ("index", "load")  # whole experts by number, or moved so that ranks get equal loads
 RANK_SCHEDULES: Final = ("auto", "synchronous", "asynchronous")
 ATTENTION_LAYOUTS: Final[tuple[AttentionLayout, ...]] = get_args(AttentionLayout)
+FORECAST_LAYOUTS: Final = ATTENTION_LAYOUTS[:2]  # that planning compares; users name the others
 # Of an engine's ranks on nodes: a node for each, or as far as there are nodes, or as few nodes as possible.
 RAY_PLACEMENTS: Final = ("strict-spread", "spread", "pack")
 # Of the pairs of whole experts, up to which each rank adds up all of them: one exchange instead of two.
@@ -107,6 +109,11 @@ class ParallelConfig:
     def places_by_load(self) -> bool:
         """Whether several ranks have whole experts that move as loads call for it."""
         return self.expert_layout == WHOLE and self.moves_experts and self.ranks_per_stage > 1
+
+    @property
+    def has_own_sequences(self) -> bool:
+        """Whether each rank attends to sequences of its own."""
+        return self.attention_layout == "data"
 
     @property
     def num_stages(self) -> int:

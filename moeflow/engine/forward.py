@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.model_config import ModelConfig
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 with on_demand(__name__):
     from moeflow.engine import decode_graphs
-    from moeflow.engine.ranks import alternating_forward, stage_forward
+    from moeflow.engine.ranks import alternating_forward, own_sequences, stage_forward
     from moeflow.kv import state_storage
 
 
@@ -105,6 +105,8 @@ def make_forward(
     if upkeep is not None and upkeep.alternating is not None and parallel is not None:
         assert isinstance(model, CausalLM), "only decoders are cut into micro-batches"
         return alternating_forward.AlternatingForward(model, kv, upkeep.alternating, parallel.alternating_tokens)
+    if upkeep is not None and upkeep.rounds is not None:
+        return own_sequences.OwnSequencesForward(cast("LanguageModel", model), kv, upkeep.rounds)  # in memory
     if upkeep is None or parallel is None or parallel.stages is None:
         return WholeForward(model, kv, device)
     assert isinstance(model, CausalLM), "ranks keep their weights in memory"

@@ -67,7 +67,7 @@ with on_demand(__name__):
     from moeflow.engine.ranks import linked_ranks, rank_processes, rank_upkeep
     from moeflow.experts.hybrid import hybrid_experts
     from moeflow.kernels import packed_bands
-    from moeflow.models.layers.ranks import summed_experts
+    from moeflow.models.layers.ranks import own_tokens, summed_experts
     from moeflow.workload import routing_recorder, routing_trace
 
 logger = logging.getLogger(__name__)
@@ -293,7 +293,10 @@ def _home_on_both(config: EngineConfig, layers: hybrid_experts.HybridLayers, mem
 def _expert_home(experts: expert_store.ExpertStore | None, ranks: rank_upkeep.RankUpkeep | None) -> ExpertHome:
     if experts is not None:
         return InCache(experts.pool)
-    return InMemory() if ranks is None else home_on_ranks(ranks.layer_group, ranks.experts)
+    if ranks is None:
+        return InMemory()
+    home = home_on_ranks(ranks.layer_group, ranks.experts)
+    return home if ranks.rounds is None else own_tokens.OwnTokensHome(home, ranks.rounds)
 
 
 def make_upkeep(checkpoint: Checkpoint, config: EngineConfig, group: OverlappingGroup) -> rank_upkeep.RankUpkeep:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ from moeflow.models.layers.context import ForwardContext
 if TYPE_CHECKING:
     from moeflow.kernels.arrays import Device
 
+T = TypeVar("T")
 PROMPT_CHUNK: Final = 64  # rows of prompt log-probabilities at a time: bounds the copy of [P, V]
 
 
@@ -96,6 +97,25 @@ class PassInput(msgspec.Struct, frozen=True):
         starts, num_tokens, block_ids = (list(column) for column in zip(*cut, strict=True))
         rows = [row - start for row in results if start <= row < stop]
         return PassInput(self.token_ids[start:stop], starts, num_tokens, block_ids, [rows])
+
+    def of_sequences(self, places: Sequence[int]) -> PassInput:
+        """Return the pass of some of the sequences, in order. Its rows with results are one group."""
+        starts = list(accumulate(self.num_tokens, initial=0))
+        rows = [row for place in places for row in range(starts[place], starts[place + 1])]
+        own_rows, results = {row: at for at, row in enumerate(rows)}, self.result_rows()
+
+        def of(column: list[T]) -> list[T]:
+            return [column[place] for place in places] if column else []
+
+        return PassInput(
+            [self.token_ids[row] for row in rows],
+            of(self.starts),
+            of(self.num_tokens),
+            of(self.block_ids),
+            [[own_rows[row] for row in results if row in own_rows]],
+            trees=of(self.trees),
+            num_encoder_tokens=of(self.num_encoder_tokens),
+        )
 
     def tensors(self, kv: KVStorage, device: Device) -> tuple[Array, ForwardContext]:
         """Return what a model is called with: token ids [T] int64, and what goes to every layer."""

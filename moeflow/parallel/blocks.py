@@ -70,7 +70,7 @@ def head_blocks(num_heads: int, num_kv_heads: int, num_ranks: int) -> HeadBlocks
 
 def with_kv_heads_of(shape: ModelConfig, parallel: ParallelConfig | None, rank: int) -> ModelConfig:
     """Return a model whose layers have only those KV heads whose keys and values a rank keeps."""
-    if parallel is None or parallel.attention_layout == "replicated":
+    if parallel is None or parallel.attention_layout != "tensor":
         return shape
     number = parallel.ranks_per_stage
 

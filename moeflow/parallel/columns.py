@@ -39,3 +39,13 @@ class Columns:
         found = self._group.all_gather(self._name, own.reshape(-1))
         parts = [part.view(num_rows, size) for part, size in zip(found, self._sizes, strict=True)]
         return torch.cat(parts, dim=1)
+
+    def scatter(self, own: Tensor, num_rows: Sequence[int]) -> Tensor:
+        """Return all columns of this rank's rows; `num_rows` counts the rows of each rank, in order.
+
+        Shapes: own [T, own] -> [own T, count]. Blocks until all ranks have arrived. Raises: GroupError.
+        """
+        parts = [part.reshape(-1) for part in torch.split(own, list(num_rows))]
+        found = self._group.all_to_all(self._name, parts)
+        own_rows = num_rows[self._group.rank]
+        return torch.cat([part.view(own_rows, size) for part, size in zip(found, self._sizes, strict=True)], dim=1)

@@ -411,7 +411,7 @@ class Decision:
             batching=held.batching,
             cache=cache,
             num_kept_blocks=num_kept_blocks,
-            shares_prefixes=settings.prefix_caching and self.shape.encoder is None,  # else blocks depend on all of it
+            shares_prefixes=self._shares_prefixes(parallel),
             states=choose_states(self.shape, self.budget.num_state_slots, self.reasons),
             experts=self._expert_slots(held),
             packed_file=self._packed_file(held),
@@ -424,6 +424,14 @@ class Decision:
         )
         path = path_in_plan(str(settings.model)) if checkpoint is None else str(checkpoint.path)
         return engine_config(settings, self.shape, checkpoint, choices, self.reasons, model_path=path)
+
+    def _shares_prefixes(self, parallel: ParallelConfig | None) -> bool:
+        """Return whether sequences share blocks: not of an encoder, whose blocks depend on all of a text."""
+        shares = self.settings.prefix_caching and self.shape.encoder is None
+        if shares and parallel is not None and parallel.has_own_sequences:
+            self.reasons.append(("prefix caching", "off: each rank has keys and values of its own sequences only"))
+            return False
+        return shares
 
     def _memory(self, held: _Held) -> MemoryPlan | None:
         """Return what a limit is divided into; None: there is none."""

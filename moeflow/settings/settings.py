@@ -232,8 +232,9 @@ class Settings:  # one class for all topics: a dataclass takes half a millisecon
     attention_layout: str = _device(
         "--attention-layout",
         "choice",
-        "Each rank's share of attention, dense layers and the output projection: all (replicated), or a part "
-        "(tensor). A part has the keys and values of its own heads only. auto: the faster by forecast.",
+        "Each rank's share of attention, dense layers and the output projection: all (replicated), a part (tensor), "
+        "or all of some sequences (data). A rank has the keys and values of its heads or sequences only. auto: "
+        "replicated or tensor, the faster by forecast.",
         default="auto",
         choices=("auto", *ATTENTION_LAYOUTS),
         depends_on=("num_ranks",),

@@ -112,7 +112,7 @@ def test_experts_come_from_disk(tmp_path, monkeypatch, quantize, predictor):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_ranks": 2}, "--ranks"),
+        ({"num_ranks": 2, "attention_layout": "tensor"}, "--attention-layout tensor"),
         ({"stages": "2"}, "--stages"),
         ({"speculators": ("suffix",)}, "--speculator"),
         ({"record_routing": Path("routing.moe")}, "--record-routing"),

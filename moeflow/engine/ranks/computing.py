@@ -14,7 +14,7 @@ from moeflow.engine.compute_setup import set_up
 from moeflow.engine.forward import make_forward, make_kv_storage
 from moeflow.engine.runner_loading import make_allocator, make_upkeep, served_model, weight_memory
 from moeflow.models.importance import known_importance
-from moeflow.models.loading import load_causal_lm
+from moeflow.models.loading import load_model
 from moeflow.models.pass_input import PassInput
 from moeflow.parallel.group import OverlappingGroup
 
@@ -26,7 +26,7 @@ def compute_passes(
     on_loaded: Callable[[], None],
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Load the model, report it, and compute a pass for each message; `progress` is that of `load_causal_lm`.
+    """Load the model, report it, and compute a pass for each message; `progress` is that of `load_model`.
 
     Raises: as loading, and as `progress`; GroupError.
     """
@@ -35,7 +35,7 @@ def compute_passes(
         upkeep = make_upkeep(checkpoint, config, group)
         allocator = make_allocator(config, weight_memory(checkpoint, config, progress=progress), ranks=upkeep)
         importance = known_importance(config.importance_file)
-        model = load_causal_lm(
+        model = load_model(
             checkpoint, allocator, num_threads=config.num_threads, progress=progress, importance=importance
         )
     kv = make_kv_storage(config, model.config, group.rank)

@@ -16,6 +16,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.engine.ranks.slow_rank import slow_rank
 from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
+from moeflow.models.layers.ranks.own_tokens import TokenRounds
 from moeflow.parallel.alternating_group import AlternatingGroup
 from moeflow.parallel.device_group import DeviceGroup
 from moeflow.parallel.group import Group, OverlappingGroup
@@ -61,10 +62,13 @@ class RankUpkeep:
             self.layer_group = self.group.subgroup(same_stage(parallel, group.rank))
         self.devices: DeviceGroup | None = None  # of the ranks that share layers
         self.experts: ExpertRanks | None = None
+        self.rounds: TokenRounds | None = None  # None: ranks have the same tokens
         if device is not None:
             self.devices = self.layer_group = DeviceGroup(self.group, device)
         elif self.layer_group is not None:
             self.experts = ExpertRanks.of(shape, parallel, self.layer_group, self.layers)
+            if parallel.has_own_sequences:
+                self.rounds = TokenRounds(self.layer_group, shape.hidden_size, shape.routing.top_k)
         self._layers_of_each = [layers_of(parallel, shape, rank) for rank in range(group.size)]
         self._ranks_per_stage = parallel.ranks_per_stage
         self._told = [_Told()] * group.size  # by rank

@@ -13,6 +13,7 @@ from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import (
     ATTENTION_LAYOUTS,
     EXPERT_LAYOUTS,
+    FORECAST_LAYOUTS,
     WHOLE,
     ParallelConfig,
 )
@@ -60,7 +61,7 @@ def possible_ranks(settings: Settings, costs: ModelCosts) -> list[ParallelConfig
     stages = choose_stages(settings, costs)
     LAYOUTS.get(settings.expert_layout)  # raises where packages have one name for several
     experts = _layouts("expert_layout", settings.expert_layout, EXPERT_LAYOUTS, ADDED_LAYOUTS)
-    attention = _layouts("attention_layout", settings.attention_layout, ATTENTION_LAYOUTS)
+    attention = _layouts("attention_layout", settings.attention_layout, FORECAST_LAYOUTS, ATTENTION_LAYOUTS[2:])
     placement, *_ = _layouts("expert_placement", settings.expert_placement, ("load", "index"))
     if number == (1 if stages is None else len(stages.num_layers)):
         _refuse_layouts(settings)
@@ -174,7 +175,7 @@ class RankMemory(msgspec.Struct, frozen=True):
     def explain(self, kv_bytes: int, reasons: Reasons) -> None:
         """Add how many bytes of weights, keys and values each rank holds. No rank has more keys and values than
         `kv_bytes`."""
-        most = _kv_values(self.kv_shape)
+        most = max(_kv_values(self.kv_shape), 1)  # an encoder alone keeps none
         caches = [kv_bytes * _kv_values(shape) // most for shape in self.kv_shapes]
         each = [
             f"{format_bytes(weights)} and {format_bytes(cache)}"

@@ -21,7 +21,11 @@ _WHOLE_DECODERS: Final = (RANKS, _STAGES, _SPECULATORS, PIPELINES, _LENDERS)
 
 _REFUSED: Final[tuple[tuple[Callable[[ModelConfig], bool], str, tuple[str, ...]], ...]] = (
     # whether a model is of the kind, the property of such models, and the settings it excludes
-    (lambda shape: shape.encoder is not None, "an encoder", (*_WHOLE_DECODERS, DEVICES, _RECORDS)),
+    (
+        lambda shape: shape.encoder is not None,
+        "an encoder",
+        (SHARED_HEADS, _STAGES, _SPECULATORS, PIPELINES, _LENDERS, DEVICES, _RECORDS),
+    ),
     (lambda shape: shape.recurrent is not None, "recurrent layers", _WHOLE_DECODERS),
     (lambda shape: shape.attention.latent is not None, "latent attention", (SHARED_HEADS, PIPELINES)),
     (lambda shape: shape.embeddings.layer_embeddings is not None, "tokens embedded for each layer", (PIPELINES,)),

@@ -109,6 +109,8 @@ class RankedLayers(msgspec.Struct, frozen=True, dict=True):
         stages_s += self._work_s(_part(attention, shares.keys, shares.queries))
         stages_s += self._work_s(_part(costs.output_projection(num_tokens), shares.outputs))
         stages_s += self._work_s(costs.row_operations(num_tokens))
+        if self.parallel.has_own_sequences:
+            stages_s /= self.parallel.num_ranks
         stages_s += self._python_s + self._attention_exchanges_s(num_tokens)
         networks_s = costs.num_moe_layers and costs.num_moe_layers * self._experts_s(num_tokens, distinct)
         if costs.num_dense_layers:

@@ -38,7 +38,7 @@ class RankShares:
         layers = layers_of(parallel, shape, rank)
         rank, number = place_in_stage(parallel, rank), parallel.ranks_per_stage
         own = cls(layers=layers, has_ends=layers.start == 0, experts=_expert_share(shape, parallel, rank, layers))
-        if parallel.attention_layout == "replicated":
+        if parallel.attention_layout != "tensor":
             return own
         queries, keys = _head_shares(shape, layers, number, rank)
         dense_width = (
@@ -85,7 +85,7 @@ def _expert_share(shape: ModelConfig, parallel: ParallelConfig, rank: int, layer
         return _slice_share(shape.hidden_size, shape.feed_forward.intermediate_size, number, rank)
     if number == 1:
         return 1.0
-    num_layers = len(set(layers).intersection(shape.moe_layers))
+    num_layers = shape.num_moe_layers_in(layers)
     return (
         whole_experts.WholeExperts.of(parallel, number, num_layers, shape.routing.num_experts).most_held[rank]
         / shape.routing.num_experts

@@ -23,7 +23,7 @@ import torch
 
 from moeflow.core.errors import ConfigError, GroupError
 from moeflow.core.hardware import RAM, RANK, REMOTE_RANK, Link, LinkRate, Machine, RankLayer
-from moeflow.core.parallel_config import ATTENTION_LAYOUTS, EXPERT_LAYOUTS, ParallelConfig
+from moeflow.core.parallel_config import EXPERT_LAYOUTS, FORECAST_LAYOUTS, ParallelConfig
 from moeflow.core.units import KIB, MIB
 from moeflow.kernels.cpu import extension
 from moeflow.kv.storage import KVStorage
@@ -142,7 +142,7 @@ def _layers(group: Group) -> list[tuple[str, str, float]]:
         cold.sum()
         group.barrier("chilled")
 
-    for experts, attention in product(EXPERT_LAYOUTS, ATTENTION_LAYOUTS):
+    for experts, attention in product(EXPERT_LAYOUTS, FORECAST_LAYOUTS):
         parallel = ParallelConfig(
             num_ranks=group.size, expert_layout=experts, attention_layout=attention, moves_experts=False
         )

@@ -13,8 +13,8 @@ from itertools import product
 from moeflow.core.errors import CapacityError
 from moeflow.core.hardware import RAM
 from moeflow.core.parallel_config import (
-    ATTENTION_LAYOUTS,
     EXPERT_LAYOUTS,
+    FORECAST_LAYOUTS,
     WHOLE,
     ParallelConfig,
 )
@@ -93,7 +93,7 @@ def rank_ways(model: CostModel, number: int, *, is_spread: bool) -> Iterator[Par
     if why_refused(shape, RANKS):
         return
     for attention, experts in product(
-        ATTENTION_LAYOUTS, EXPERT_LAYOUTS if shape.routing.num_experts else EXPERT_LAYOUTS[:1]
+        FORECAST_LAYOUTS, EXPERT_LAYOUTS if shape.routing.num_experts else EXPERT_LAYOUTS[:1]
     ):
         made = replace(
             now,

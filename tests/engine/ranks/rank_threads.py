@@ -50,6 +50,7 @@ class RankThreads(Ranks):
             compute_passes(self._config, group, iter(messages.get, None), self._loaded.release)
         except Exception as error:
             group.abort(f"{type(error).__name__}: {error}")  # and so the first rank gets to know
+            self._loaded.release()
         finally:
             group.close()
 

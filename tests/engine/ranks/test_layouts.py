@@ -77,9 +77,19 @@ def test_requests_get_the_tokens_and_log_probabilities_of_one_process(models, al
     assert found[2] > 0
 
 
+@pytest.mark.parametrize("layouts", [{"expert_layout": "sliced"}, {"num_ranks": 3, "expert_layout": "expert"}], ids=str)
+def test_ranks_with_sequences_of_their_own_give_the_bits_of_one_process(models, alone, in_threads, layouts):
+    found, _ = run(config_of(models["mixtral"], **{"num_ranks": 2, "attention_layout": "data"} | layouts))
+    assert found[0] == alone["mixtral"][0]
+    assert found[1] > 0  # were preempted
+    assert found[2] == 0  # prefixes are not shared: another rank may have them
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "complaint"),
     [
+        ("llama", {"num_ranks": 2, "attention_layout": "data"}, "without experts.*--attention-layout tensor"),
+        ("mixtral", {"num_ranks": 4, "stages": "2", "attention_layout": "data"}, "remove --stages"),
         ("llama", {"num_ranks": 2, "attention_layout": "replicated"}, "without experts.*--attention-layout tensor"),
         ("llama", {"num_ranks": 5, "attention_layout": "tensor"}, "5 ranks .* 4 attention heads"),
         ("mixtral", {"num_ranks": 5, "expert_layout": "expert"}, "only 4 experts.*--expert-layout sliced"),

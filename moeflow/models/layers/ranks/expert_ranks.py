@@ -40,7 +40,8 @@ class ExpertRanks:
             return None
         own = [number for number, layer in enumerate(shape.moe_layers) if layer in layers]
         recorded = np.array([parallel.expert_loads[number] for number in own], float) if parallel.expert_loads else None
-        experts = WholeExperts.of(parallel, group.size, len(own), shape.routing.num_experts, recorded)
+        num_layers = shape.num_moe_layers_in(layers)
+        experts = WholeExperts.of(parallel, group.size, num_layers, shape.routing.num_experts, recorded)
         if parallel.expert_layout != WHOLE:
             group.barrier(f"experts as {parallel.expert_layout} lays them out ({experts.digest})")
         return cls(group, ExpertBalancer(experts))

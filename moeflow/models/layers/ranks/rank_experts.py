@@ -7,6 +7,7 @@ kernels in one process with all experts. So the bits are the same for any placem
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -39,14 +40,26 @@ class RankExperts(ExpertWeights):
 
     def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
         """See `ExpertWeights`. Blocks: until the other ranks are through, too. Raises: GroupError."""
-        ranks = torch.from_numpy(self._balancer.serving_ranks(self._layer, topk_ids.numpy()))  # of each pair
+        pairs, ranks = self._own_pairs(hidden, topk_ids, topk_weights)
+        if pairs.nbytes <= GATHERED_BYTES:
+            self._gather(pairs, ranks)
+            return add_pairs(pairs, topk_ids, residual)
+        homes = even_blocks(len(hidden), self._group.size)
+        return torch.cat(self._group.all_gather(self._name, self._add_at(homes, pairs, ranks, topk_ids, residual)))
+
+    def own_sums(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, num_tokens: Sequence[int]) -> Tensor:
+        """See `SharedExperts`."""
+        pairs, ranks = self._own_pairs(hidden, topk_ids, topk_weights)
+        homes = [range(*bounds) for bounds in pairwise(accumulate(num_tokens, initial=0))]
+        return self._add_at(homes, pairs, ranks, topk_ids, None)
+
+    def _own_pairs(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the pairs [T * K, H] that this rank computes, others 0, and the rank of each pair, [T * K]."""
+        ranks = torch.from_numpy(self._balancer.serving_ranks(self._layer, topk_ids.numpy()))
         pairs = hidden.new_zeros(topk_ids.numel(), hidden.shape[1])
         own_ids = topk_ids.masked_fill(ranks != self._group.rank, self._all.num_experts)
         self._experts.pairs(hidden, own_ids, topk_weights, pairs)
-        if pairs.nbytes <= GATHERED_BYTES:
-            self._gather(pairs, ranks.view(-1))
-            return add_pairs(pairs, topk_ids, residual)
-        return self._add_at_home(pairs, ranks.view(-1), topk_ids, residual)
+        return pairs, ranks.view(-1)
 
     def weights_of(self, expert: int) -> Tensor:
         """Return an expert's memory, [bytes] uint8, whether or not it is this rank's."""
@@ -64,11 +77,11 @@ class RankExperts(ExpertWeights):
             if rank != self._group.rank:
                 pairs[rows[rank]] = found
 
-    def _add_at_home(self, pairs: Tensor, ranks: Tensor, topk_ids: Tensor, residual: Tensor | None) -> Tensor:
-        """Have each rank add up a share of the tokens, and return the sums of all. Shapes: as `compute`."""
-        size, mine = self._group.size, self._group.rank
-        num_tokens, top_k = topk_ids.shape
-        homes = even_blocks(num_tokens, size)
+    def _add_at(
+        self, homes: Sequence[range], pairs: Tensor, ranks: Tensor, topk_ids: Tensor, residual: Tensor | None
+    ) -> Tensor:
+        """Return the sums of this rank's tokens, [own T, H]; `homes` are those of each rank."""
+        mine, top_k = self._group.rank, topk_ids.shape[1]
         rows = torch.arange(len(ranks))
         sent = [rows[home.start * top_k : home.stop * top_k] for home in homes]
         own = [part[ranks[part] == mine] for part in sent]
@@ -79,9 +92,8 @@ class RankExperts(ExpertWeights):
             if rank != mine:
                 here[ranks_here == rank] = found
         of_home = slice(home.start, home.stop)
-        sums = add_pairs(
+        return add_pairs(
             here.contiguous(),
             topk_ids[of_home].contiguous(),
             None if residual is None else residual[of_home].contiguous(),
         )
-        return torch.cat(self._group.all_gather(self._name, sums))
