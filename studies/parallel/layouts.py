@@ -6,19 +6,16 @@
 - what other packages add: the same; experts are placed as they say.
 - capacity, capacity-dropless: as DeepSpeed's expert parallelism. Each rank sends every expert C rows, padding included,
   and an expert computes all of them. What is beyond C = f K T / E is dropped; dropless, C is the largest load of any
-  rank and expert. Rows are moved by index: DeepSpeed's products with one-hot matrices are left out.
-- sliced: every rank has a slice of every expert (algorithm 1 of the study). Rows keep their order and carry their
-  choices with them, where the study sorts rows by expert and gathers counts: our kernel sorts indices, and a token
+  rank and expert. Rows are moved by index (`padded_experts.py`).
+- sliced: every rank has a slice of every expert, and one call of the kernel computes all (the grouped variant of the
+  study). Rows keep their order and carry their choices: the kernel sorts indices, and a token
   travels once however many experts it has. Partial sums are added by rank, so the last bits differ from one process's.
-
-Both variants of the study, a product per expert and one launch for all experts, are the same here: a call of the kernel
-runs through the experts one after the other on the calling thread.
+- `published_layouts.py` has the study's own arms, which whole models are measured with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -32,15 +29,10 @@ from moeflow.parallel.placement.placement import ExpertPlacement, ServingTable
 from studies.parallel.case import Case, Tokens
 from studies.parallel.layer_cost import padded_rows
 from studies.parallel.meter import Meter
+from studies.parallel.padded_experts import PaddedExperts
+from studies.parallel.published_layouts import DEEPSPEED, EXACT, PER_EXPERT, ExactSlices, OneHotExperts, PerExpertSlices
+from studies.parallel.result import Result
 from studies.parallel.shared_weights import SharedWeights
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a rank's tokens get."""
-
-    sums: Tensor  # [T, H]
-    is_kept: Tensor | None = None  # [T, K] bool: whether a choice was computed; None: all were
 
 
 class RankLayout(Protocol):
@@ -54,14 +46,19 @@ def make_layout(name: str, case: Case, shared: SharedWeights, rank: int) -> Rank
     """Return a rank's part of a layout. Raises: ConfigError if it is another package's and cannot be used."""
     layer = case.layer
     if name == SLICED:
-        return SlicedExperts(shared.slices(rank), case.num_tokens)
-    if name in (CAPACITY, CAPACITY_DROPLESS):
+        return SlicedExperts(shared.slices(rank))
+    if name == PER_EXPERT:
+        return PerExpertSlices([shared.slices(rank, [expert]) for expert in range(layer.num_experts)])
+    if name == EXACT:
+        return ExactSlices(layer, shared, rank)
+    if name in (CAPACITY, CAPACITY_DROPLESS, DEEPSPEED):
         placement = ExpertPlacement.by_index(1, layer.num_experts, layer.num_ranks)
         held = [placement.held_by(each, 0) for each in range(layer.num_ranks)]
         capacity = None
-        if name == CAPACITY:
+        if name != CAPACITY_DROPLESS:
             capacity = padded_rows(case.capacity_factor, layer.top_k, max(case.num_tokens), layer.num_experts)
-        return PaddedExperts([shared.whole([expert]) for expert in held[rank]], [len(it) for it in held], capacity)
+        kind = OneHotExperts if name == DEEPSPEED else PaddedExperts
+        return kind([shared.whole([expert]) for expert in held[rank]], [len(it) for it in held], capacity)
     placement = place_experts(name, case.loads_before()[None], layer.num_ranks)
     ranks = ServingTable(placement.homes[0]).ranks(case.topk_ids())
     own = torch.split(torch.from_numpy(ranks), list(case.num_tokens))[rank]
@@ -106,59 +103,23 @@ class WholeExperts:
         return _join_choices(topk_ids, tokens.topk_weights[rows])
 
 
-class PaddedExperts:
-    """Whole experts of this rank; each gets the same number of rows from every rank."""
-
-    def __init__(self, own: Sequence[PackedExperts], num_held: Sequence[int], capacity: int | None) -> None:
-        """Take experts one by one, how many each rank has, and C; None: the largest load."""
-        self._own, self._num_held, self._capacity = own, list(num_held), capacity
-
-    def run(self, tokens: Tokens, meter: Meter) -> Result:
-        """See `RankLayout`."""
-        hidden, top_k = tokens.x.shape[1], tokens.topk_ids.shape[1]
-        with meter.section("dispatch"):
-            experts = tokens.topk_ids.view(-1)
-            counts = torch.bincount(experts, minlength=sum(self._num_held))
-            capacity = self._capacity
-            if capacity is None:
-                capacity = int(torch.cat(meter.all_gather("largest load", counts.max().view(1))).max())
-            pairs, cells = _cells(experts, counts, capacity)
-            padded = torch.zeros(len(counts) * capacity, hidden)
-            padded[cells] = tokens.x[pairs // top_k]
-            parts = torch.split(padded.view(-1, capacity, hidden), self._num_held)
-            x = torch.stack(meter.all_to_all("padded rows", parts), dim=1)  # [E of this rank, P, C, H]
-        with meter.section("experts"):
-            results = torch.empty_like(x)
-            topk_ids = torch.zeros(meter.size * capacity, 1, dtype=torch.int64)
-            ones = torch.ones(topk_ids.shape)
-            for expert, own in enumerate(self._own):
-                results[expert] = own.compute(x[expert].view(-1, hidden), topk_ids, ones).view(x.shape[1:])
-        with meter.section("combine"):
-            back = torch.cat(meter.all_to_all("padded results", [part.contiguous() for part in results.unbind(1)]))
-            home = torch.zeros(len(experts), hidden)
-            home[pairs] = back.view(-1, hidden)[cells] * tokens.topk_weights.view(-1, 1)[pairs]
-            sums = add_pairs(home, tokens.topk_ids)
-        is_kept = torch.zeros(len(experts), dtype=torch.bool).index_fill_(0, pairs, True)
-        return Result(sums, is_kept.view_as(tokens.topk_ids))
-
-
 class SlicedExperts:
-    """A slice of every expert."""
+    """A slice of every expert, in one call of the kernel."""
 
-    def __init__(self, own: PackedExperts, num_tokens: Sequence[int]) -> None:
-        """`num_tokens` are those of each rank."""
-        self._own, self._num_tokens = own, list(num_tokens)
+    def __init__(self, own: PackedExperts) -> None:
+        self._own = own
 
     def run(self, tokens: Tokens, meter: Meter) -> Result:
         """See `RankLayout`."""
         with meter.section("dispatch"):
             choices = meter.all_gather("choices", _join_choices(tokens.topk_ids, tokens.topk_weights))
-            x = torch.cat(meter.all_gather("rows", tokens.x))
+            rows = meter.all_gather("rows", tokens.x)
+            x = torch.cat(rows)
             topk_ids, topk_weights = _split_choices(torch.cat(choices))
         with meter.section("experts"):
             partial = self._own.compute(x, topk_ids, topk_weights)
         with meter.section("combine"):  # a reduce-scatter
-            first, *others = meter.all_to_all("partial sums", torch.split(partial, self._num_tokens))
+            first, *others = meter.all_to_all("partial sums", torch.split(partial, [len(part) for part in rows]))
             sums = first.clone()
             for part in others:
                 sums += part
@@ -174,12 +135,3 @@ def _split_choices(choices: Tensor) -> tuple[Tensor, Tensor]:
     """Return topk_ids and topk_weights, [T, K] each."""
     topk_ids, topk_weights = choices.chunk(2, dim=1)
     return topk_ids.long(), topk_weights.contiguous().view(torch.float32)
-
-
-def _cells(experts: Tensor, counts: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
-    """Return which pairs have a place among their expert's C rows, the first that come, and where of E * C."""
-    order = experts.argsort(stable=True)
-    of_pair = experts[order]
-    place = torch.arange(len(order)) - (counts.cumsum(0) - counts)[of_pair]
-    is_kept = place < capacity
-    return order[is_kept], (of_pair * capacity + place)[is_kept]

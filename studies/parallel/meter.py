@@ -25,7 +25,7 @@ class Meter:
     def __init__(self, group: Group) -> None:
         self._group = group
         self.rank, self.size = group.rank, group.size
-        self.seconds = dict.fromkeys(SECTIONS, 0.0)
+        self.seconds = dict.fromkeys(SECTIONS, 0.0)  # and of other sections that a layout has
         self.sent_bytes = 0  # to others
 
     @contextmanager
@@ -34,7 +34,7 @@ class Meter:
         self._group.barrier(name)
         start_s = time.thread_time()
         yield
-        self.seconds[name] += time.thread_time() - start_s
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.thread_time() - start_s
 
     def all_gather(self, name: str, tensor: Tensor) -> list[Tensor]:
         """See `Group`."""

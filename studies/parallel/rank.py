@@ -26,9 +26,10 @@ from moeflow.kernels.routing import Routing
 from moeflow.parallel.group import Group
 from moeflow.parallel.shared_memory_group import SharedMemoryGroup
 from studies.parallel.case import Case, LayerShape, Tokens
-from studies.parallel.layouts import RankLayout, Result, make_layout
+from studies.parallel.layouts import RankLayout, make_layout
 from studies.parallel.meter import Meter
 from studies.parallel.rank_rates import Measured, measure_rates
+from studies.parallel.result import Result
 from studies.parallel.shared_weights import SharedWeights
 
 M_TRIM_THRESHOLD: Final = -1  # as glibc's malloc.h numbers them

@@ -55,13 +55,18 @@ class SharedWeights:
 
     def whole(self, experts: list[int]) -> PackedExperts:
         """Return some experts, one after the other."""
-        rows = self._rows(self.layer.width, 0)
+        rows = self.whole_rows()
         return self._experts([rows[expert] for expert in experts], self.layer.width)
 
-    def slices(self, rank: int) -> PackedExperts:
-        """Return a rank's slice of every expert."""
+    def whole_rows(self) -> Tensor:
+        """Return the memory of all experts, [E, bytes]."""
+        return self._rows(self.layer.width, 0)
+
+    def slices(self, rank: int, experts: list[int] | None = None) -> PackedExperts:
+        """Return a rank's slices of some experts, one after the other; None: of all."""
         start, stop = slice_bounds(self.layer.width, self.layer.num_ranks)[rank : rank + 2]
-        return self._experts(list(self._rows(stop - start, self._slices_at(rank))), stop - start)
+        rows = self._rows(stop - start, self._slices_at(rank))
+        return self._experts([rows[expert] for expert in experts or range(len(rows))], stop - start)
 
     def _fill(self, expert: int, matrices: tuple[Tensor, Tensor]) -> None:
         gate_up, down = matrices

@@ -10,15 +10,18 @@ from hypothesis import strategies as st
 
 from moeflow.kernels.cpu import extension
 from moeflow.parallel.placement.layouts import LAYOUTS
-from studies.parallel.layouts import Result, make_layout
+from studies.parallel.layouts import make_layout
 from studies.parallel.meter import SECTIONS, Meter
+from studies.parallel.published_layouts import DEEPSPEED, EXACT, PER_EXPERT
+from studies.parallel.result import Result
 from tests.parallel.thread_group import run_ranks
 from tests.studies.parallel.cases import case, plain_sums, shape, weights_of
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason="needs the CPU extension")
 
 MEASURED = tuple(name for name in LAYOUTS if name != "replicated")
-EXACT = tuple(name for name in MEASURED if name != "sliced")
+PUBLISHED = (PER_EXPERT, EXACT, DEEPSPEED)
+SPLIT_SUMS = ("sliced", PER_EXPERT, DEEPSPEED)
 
 
 def run(name, of, shared) -> list[tuple[Result, Meter]]:
@@ -53,7 +56,7 @@ def cases(draw):
     )
 
 
-@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("name", [*MEASURED, *PUBLISHED])
 @settings(max_examples=8)
 @given(of=cases())
 def test_ranks_give_their_tokens_the_sums_of_plain_torch(name, of):
@@ -62,7 +65,7 @@ def test_ranks_give_their_tokens_the_sums_of_plain_torch(name, of):
         for rank, (result, _) in enumerate(run(name, of, shared)):
             tokens = of.tokens(rank)
             assert result.sums.double() == pytest.approx(plain_sums(of.layer, tokens, result.is_kept), abs=1e-4)
-            if name in EXACT:
+            if name not in SPLIT_SUMS:
                 kept = 1 if result.is_kept is None else result.is_kept
                 alone = everything.compute(tokens.x, tokens.topk_ids, tokens.topk_weights * kept)
                 assert torch.equal(result.sums, alone)
