@@ -161,7 +161,8 @@ ELSEWHERE = (
         "measures for minutes, on an idle machine",
     ),
     (
-        r"python -m studies.(two_machines .*|rank_schedules .*|node_replicas.*|batch_kills.*|sleeping_engines.*|failure_times)",
+        r"python -m studies.(two_machines .*|rank_schedules .*|node_replicas.*|batch_kills.*|sleeping_engines.*"
+        r"|failure_times)",
         "wants network namespaces and root",
     ),
     (r"scp .*", "wants two machines"),
