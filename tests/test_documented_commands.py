@@ -82,6 +82,11 @@ COVERED = (
     ),
     (r"python -m studies.report", "tests/studies/test_report.py::test_page_and_readme_are_what_the_records_say"),
     (
+        r"python -m studies.paper expertflow",
+        "tests/studies/paper/test_thesis.py::test_the_command_keeps_a_record_of_each_part",
+        "expertflow",
+    ),
+    (
         r"python -m studies.paper moe-lightning",
         "tests/studies/paper/test_command.py::test_tables_and_what_each_term_changes",
     ),

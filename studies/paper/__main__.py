@@ -7,11 +7,13 @@ import click
 from moeflow.cli.bench.output import show
 from studies.harness.command import run_study
 from studies.paper.experiments import experiments_tables, status_counts
+from studies.paper.expertflow import expertflow
 from studies.paper.moe_lightning import moe_lightning
 
 EPILOG = """\b
 Examples:
   python -m studies.paper list
+  python -m studies.paper expertflow
   python -m studies.paper moe-lightning
 """
 
@@ -29,6 +31,7 @@ def list_experiments() -> None:
     click.echo(f"Of all: {status_counts()}.")
 
 
+paper.add_command(expertflow)
 paper.add_command(moe_lightning)
 
 if __name__ == "__main__":

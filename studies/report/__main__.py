@@ -43,6 +43,7 @@ from studies.offload.tables import offload_table
 from studies.page_streaming_table import table as streaming_table
 from studies.paper.experiments import experiments_tables, status_counts
 from studies.paper.tables import tables as paper_tables
+from studies.paper.thesis_tables import measured_tables, simulated_tables
 from studies.parallel.plots import plot_parallel
 from studies.parallel.tables import parallel_tables, title
 from studies.peers.drafting_table import drafting_table
@@ -344,9 +345,13 @@ def family_origins(records: Sequence[Record]) -> str:
     )
 
 
-def write_paper(records: list[Record], _docs: Path) -> str:
-    """Write what was published beside the newest predictions."""
-    return text_of(paper_tables(newest(records)), [newest(records)])
+def write_last(tables: Callable[[Record], Sequence[Table]]) -> Callable[[list[Record], Path], str]:
+    """Return how to write the tables of the newest record."""
+
+    def write(records: list[Record], _docs: Path) -> str:
+        return text_of(tables(newest(records)), [newest(records)])
+
+    return write
 
 
 SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
@@ -381,7 +386,9 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     ),
     "sida": ("Classifiers within shares of their experts", write_sida),
     "pipelines": ("Models larger than a device", write_pipelines),
-    "paper": ("MoE-Lightning's figures, predicted", write_paper),
+    "paper": ("MoE-Lightning's figures, predicted", write_last(paper_tables)),
+    "expertflow": ("ExpertFlow's figures, simulated", write_last(simulated_tables)),
+    "expertflow_measured": ("ExpertFlow's figures, measured on a small model", write_last(measured_tables)),
     "fused_experts": ("Expert layer", write_newest(experts_table, lambda r: r["format"])),
     "engine_vs_transformers": ("transformers' generate", write_versus),
     "serve": ("Serving", write_serve),

@@ -1,0 +1,64 @@
+"""ExpertFlow's traffic through the real engine on this machine: a small GPT-MoE, continuous and static batches.
+
+Rates are the published ones, relative to the rate that continuous batching sustains: the thesis has 105.5 requests/s
+at most. So each rate loads the engine as much as there. Both policies have the same kernels and rows of a batch, in
+engine processes of their own, and get the same requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from moeflow.bench.serve_run import RunCalls, Sweep, run_engines, with_policy
+from moeflow.core.engine_config import EngineConfig
+from moeflow.planner.resolve import resolve
+from moeflow.settings.settings import Settings
+from moeflow.workload.poisson import WorkloadSpec
+from studies.paper.small_gpt_moe import NUM_LETTERS, write_small_gpt_moe
+from studies.paper.thesis import CONTINUOUS, EXPERTFLOW, PUBLISHED, RATES, STATIC, Run, figures
+
+MAX_SEQS: Final = 64
+SUSTAINED: Final = PUBLISHED[EXPERTFLOW, max(RATES)].requests_per_s
+AT_ONCE: Final = 1e4  # requests/s: all arrive before the first is answered
+NUM_STEPS: Final = 1 + 2 * len(RATES)
+
+
+def measure(
+    folder: Path, num_requests: int, on_run: Callable[[str], None], on_requests: Callable[[str, float, Run], None]
+) -> dict[str, Any]:
+    """Return the fields of a record; the model is written into a folder.
+
+    `on_requests` gets the policy, the published rate and the requests of each run.
+    """
+    write_small_gpt_moe(folder)
+    base = resolve(Settings(model=str(folder), max_num_seqs=MAX_SEQS, prefix_caching=False)).config
+    spec = WorkloadSpec(rate=AT_ONCE, num_requests=num_requests, vocab_size=NUM_LETTERS)
+    (sustained,) = _run([base], Sweep(spec, (AT_ONCE,), 1), on_run)
+    sustained_per_s = sustained["summary"]["requests_per_s"]
+    rates = {rate / SUSTAINED * sustained_per_s: rate for rate in RATES}
+    configs = [
+        with_policy(base, policy, max_prompt=spec.max_prompt, batch_timeout_s=0.0) for policy in (CONTINUOUS, STATIC)
+    ]
+    runs = []
+    for fields in _run(configs, Sweep(replace(spec, seed=1), tuple(rates), 1), on_run):
+        policy, rate = fields["system"], rates[fields["rate"]]
+        on_requests(policy, rate, fields["requests"])
+        runs.append({"policy": policy, "rate": rate, "measured_rate": round(fields["rate"], 3), **figures(fields)})
+    return {
+        "runs": runs,
+        "sustained_per_s": round(sustained_per_s, 3),
+        "num_requests": num_requests,
+        "max_seqs": MAX_SEQS,
+        "weight_format": base.weight_format,
+        "threads": base.num_threads,
+    }
+
+
+def _run(configs: list[EngineConfig], sweep: Sweep, on_run: Callable[[str], None]) -> list[Run]:
+    found: list[Run] = []
+    asyncio.run(run_engines(configs, sweep, RunCalls(lambda done, total: None, on_run, found.append)))
+    return found
