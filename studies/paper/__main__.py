@@ -9,12 +9,17 @@ from studies.harness.command import run_study
 from studies.paper.experiments import experiments_tables, status_counts
 from studies.paper.expertflow import expertflow
 from studies.paper.moe_lightning import moe_lightning
+from studies.paper.recorded import recorded
+from studies.paper.sida_table import sida_table
+from studies.paper.sliced_table import sliced_table
 
 EPILOG = """\b
 Examples:
   python -m studies.paper list
   python -m studies.paper expertflow
   python -m studies.paper moe-lightning
+  python -m studies.paper sliced-experts
+  python -m studies.paper sida
 """
 
 
@@ -29,6 +34,18 @@ def list_experiments() -> None:
     for table in experiments_tables():
         show(table)
     click.echo(f"Of all: {status_counts()}.")
+
+
+@paper.command("sliced-experts")
+def sliced_experts() -> None:
+    """Show the published results of sliced experts, beside kept records of studies.parallel."""
+    show(sliced_table(recorded("parallel")))
+
+
+@paper.command()
+def sida() -> None:
+    """Show what SiDA published, beside kept records of studies.sida."""
+    show(sida_table(recorded("sida")))
 
 
 paper.add_command(expertflow)
