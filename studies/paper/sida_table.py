@@ -39,12 +39,10 @@ HITS: Final = Published("table 4: top-3 hit rate", {8: "99.0%", 128: "98.8%"})
 def sida_table(records: Sequence[Record]) -> Table:
     """Return the newest record of each number of experts beside the published results."""
     newest = {record["num_experts"]: record for record in records if record["data"] == DATA}
+    found = [it for number, record in sorted(newest.items()) for it in _results(number, record)]
     rows = [
         (f"{published.name}, {number} experts", published.figures.get(number, ""), ours)
-        for published, number, ours in sorted(
-            ((*found, ours) for number, record in newest.items() for *found, ours in _results(number, record)),
-            key=lambda it: (ORDER.index(it[0]), it[1]),
-        )
+        for published, number, ours in sorted(found, key=lambda it: ORDER.index(it[0]))
     ]
     made = "; ".join(f"{number} experts {record['time'][:10]}" for number, record in sorted(newest.items()))
     notes = (
