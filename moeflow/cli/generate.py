@@ -115,6 +115,9 @@ def generate(
             click.echo(hybrid_summary(stats), err=True)
         elif stats.experts_on_disk:
             click.echo(expert_summary(stats), err=True)
+        if stats.expert_choices_total:
+            share = stats.dropped_choices_total / stats.expert_choices_total
+            click.echo(f"{share:.1%} of {stats.expert_choices_total} choices of experts were dropped", err=True)
     errors = [output.error for result in results for output in result.outputs if output.error]
     if errors:
         raise EngineError(errors[0])

@@ -174,6 +174,11 @@ def test_stats_tell_of_experts_that_come_from_disk(llm):
     assert run("-p", "abc", "--stats").stderr.endswith("waited 0.25 s; drafts: slower\n")
 
 
+def test_stats_tell_of_dropped_choices(llm):
+    llm.counted = EngineStats(expert_choices_total=400, dropped_choices_total=30)
+    assert run("-p", "abc", "--stats").stderr.endswith("7.5% of 400 choices of experts were dropped\n")
+
+
 def test_stats_tell_of_experts_that_a_gpu_and_the_cpu_share(llm):
     llm.counted = EngineStats(
         experts_on_gpu=96,

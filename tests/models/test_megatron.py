@@ -16,6 +16,7 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.checkpoint.tensor_file import read_tensor_file
 from moeflow.core.errors import CheckpointError
 from moeflow.engine.engine import Engine
+from moeflow.models.plausibility import read_eos_token_ids
 from moeflow.models.registry import read_model_config
 from moeflow.planner.resolve import resolve
 from moeflow.settings.settings import Settings
@@ -100,6 +101,9 @@ def test_settings_are_those_of_the_arguments_and_tensors(folder, tmp_path_factor
         shape = read_model_config(checkpoint)
     assert (shape.moe_layers, shape.routing.num_experts, shape.routing.top_k) == (MOE_LAYERS, EXPERTS, 2)
     assert (shape.max_position, shape.vocab_size, shape.feed_forward.hidden_act) == (LENGTH, VOCAB, "gelu")
+    (folder / "generation_config.json").write_text('{"eos_token_id": 5}')
+    with closing(open_checkpoint(folder)) as checkpoint:
+        assert read_eos_token_ids(checkpoint) == (5,)
     of_modelscope = tmp_path_factory.mktemp("modelscope")
     write(MegatronGPT(CASES["modelscope"]), of_modelscope)
     with closing(open_checkpoint(of_modelscope)) as checkpoint:

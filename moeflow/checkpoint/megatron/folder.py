@@ -42,7 +42,7 @@ class MegatronFolder:
         ranks = find_part_files(path)
         stored = [read_tensor_file(rank.main) for rank in ranks]
         first, config_json = stored[0], path / "config.json"
-        config = read_json_object(config_json) if os.path.lexists(config_json) else {}
+        config = _read_json(config_json)
         self.config_file = config_json if config and first.get("args") is None else ranks[0].main
         arguments = read_arguments(first, config, self.config_file)
         if (number := num_ranks(arguments, len(ranks))) != len(ranks):
@@ -52,7 +52,7 @@ class MegatronFolder:
         for stored_name, parts in read_parts(ranks, stored).items():
             self._places |= {place.name: (place, parts) for place in find_places(stored_name)}
         self.config: Mapping[str, Any] = translate(arguments) | self._facts()
-        self.generation_config: Mapping[str, Any] = {}
+        self.generation_config: Mapping[str, Any] = _read_json(path / "generation_config.json")
         self._places = {name: (self._uncut(*found), found[1]) for name, found in self._places.items()}
         self._check_experts()
         self.tensors = TensorTable({name: self._info(name) for name in self._places})
@@ -146,3 +146,8 @@ class MegatronFolder:
                 raise CheckpointError("is no matrix", file=file, tensor=name, remedy=DOWNLOAD_AGAIN)
             shape[place.cut_axis] *= len(tensors)
         return TensorInfo(tuple(shape), prod(shape) * part.itemsize, stored_as(part), file)
+
+
+def _read_json(file: Path) -> Mapping[str, Any]:
+    """Return the entries of a file; none if there is no such file. Raises: CheckpointError."""
+    return read_json_object(file) if os.path.lexists(file) else {}
