@@ -32,8 +32,8 @@ struct Routing {
   float jitter = 0;                      // of SparseMixer
 };
 
-// An expert takes the first choices of a pass, in the order of tokens and of each token's choices: at most
-// ceil(top_k * factor * num_tokens / num_experts), and at least one. Later choices weigh 0.
+// An expert takes at most ceil(top_k * factor * num_tokens / num_experts) choices of a pass, and at least one. Those of
+// earlier tokens come first, and of one token the better ones. Later choices weigh 0.
 struct ExpertCapacity {
   double factor = 0;          // 0: experts take all
   int64_t* counts = nullptr;  // [2], added to: choices, and dropped ones

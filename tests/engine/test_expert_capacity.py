@@ -5,18 +5,23 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
+from contextlib import closing
 from math import ceil
 
 import pytest
 import torch
 
+from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import ExpertSlotsConfig
 from moeflow.core.errors import ConfigError
 from moeflow.engine import expert_store
 from moeflow.engine.engine import Engine
 from moeflow.engine.ranks import rank_processes
 from moeflow.kernels.cpu import extension
+from moeflow.models.registry import read_model_config
+from moeflow.planner.choices.capacity_choice import with_capacity
 from moeflow.planner.choices.packed_files import pack
+from moeflow.planner.choices.served_name import served_name
 from moeflow.planner.resolve import resolve
 from moeflow.settings.settings import Settings
 from moeflow.workload.routing_trace import read_routing_trace
@@ -172,3 +177,15 @@ def test_an_encoder_has_it_too(tmp_path):
     write_tiny_switch(tmp_path)
     _, stats = run(config_of(str(tmp_path), max_model_len=160), [list(range(2, 60))])
     assert stats.dropped_choices_total > 0
+
+
+def test_experts_on_a_gpu_have_none(made):
+    with closing(open_checkpoint(made[1])) as checkpoint:
+        shape = read_model_config(checkpoint)
+    with pytest.raises(ConfigError, match=r"experts are on a GPU \(--device cuda:0\)"):
+        with_capacity(Settings(capacity_factor=1.0), shape, "cuda:0", [])
+
+
+def test_names_of_several_models_show_it():
+    assert served_name("a", {"capacity_factor": 1.5, "lossy_routing": "sida"}) == "a:lossy-sida:capacity-1.5"
+    assert served_name("a", {"capacity_factor": None}) == "a"

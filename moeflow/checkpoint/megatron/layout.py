@@ -20,7 +20,7 @@ _FINAL: Final = re.compile(r"(?:encoder|transformer)\.final_layernorm\.(weight|b
 _QKV: Final = re.compile(r"(?:self_)?attention\.query_key_value")
 _PROJECTIONS: Final = ("q_proj", "k_proj", "v_proj")
 _NETWORK: Final = {"dense_h_to_4h": "up_proj", "dense_4h_to_h": "down_proj"}
-_ENDS: Final = {  # and by which axis ranks cut them
+_ENDS: Final = {  # stored name -> the tensor, and the axis that ranks cut
     "embedding.word_embeddings.weight": ("model.embed_tokens.weight", 0),
     "embedding.position_embeddings.weight": ("model.embed_positions.weight", None),
     "output_layer.weight": ("lm_head.weight", 0),
@@ -41,7 +41,7 @@ class Place(msgspec.Struct, frozen=True):
     """A tensor in Hugging Face's terms, and how it follows from the parts of one that is stored."""
 
     name: str
-    cut_axis: int | None = None  # by which ranks cut it; None: each has all of it
+    cut_axis: int | None = None  # that ranks cut; None: each has all of it
     third: int | None = None  # of queries, keys and values; None: it is all of the tensor
     is_expert: bool = False  # which ranks may have whole
 
@@ -74,7 +74,7 @@ def _in_layer(prefix: str, module: str, kind: str, stored_name: str) -> Iterator
 
 
 def _cut_axis(part: str, kind: str) -> int | None:
-    """Return the axis by which ranks cut a matrix or bias: outputs, or inputs where outputs are summed."""
+    """Return the axis that ranks cut: outputs, or inputs where outputs are summed; None: ranks have all."""
     if part == "up_proj":
         return 0
     return 1 if part in ("down_proj", "o_proj") and kind == "weight" else None

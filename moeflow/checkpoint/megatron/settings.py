@@ -16,7 +16,7 @@ from moeflow.core.truncated_repr import truncated_repr
 
 _MAX_RANKS: Final = 1024
 _RANK_COUNTS: Final = ("tensor_model_parallel_size", "model_parallel_size")  # the second in old files
-# Arguments that have one of these values, of which the first is the default.
+# Arguments that have one of these values. The first is the default.
 _SUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
     "pipeline_model_parallel_size": (1,),
     "apply_residual_connection_post_layernorm": (False,),

@@ -122,7 +122,7 @@ class MoE:
         return total, norm(total)
 
     def _chosen(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Do as `route`, report the choice to `on_route`, and drop what is beyond experts' capacity."""
+        """Do as `route`, report the choice to `on_route`, and drop choices beyond experts' capacity."""
         topk_ids, topk_weights = self.route(hidden)
         if self.on_route is not None:
             self.on_route(topk_ids[:, : self.config.routing.top_k], hidden)
