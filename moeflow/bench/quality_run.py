@@ -57,11 +57,11 @@ class Answers:
 
 
 def in_own_precision(settings: Settings) -> Settings:
-    """Return settings under which nothing of the checkpoint's weights is lost. `settings.model` must name a path."""
+    """Return settings that lose nothing of the checkpoint's weights and choices. `settings.model` must name a path."""
     assert settings.model is not None
     with closing(open_checkpoint(settings.model)) as checkpoint:
         dtype = "bfloat16" if checkpoint.dtype == "bfloat16" else "float32"
-    return dataclasses.replace(settings, dtype=dtype, quantize=None, kv_dtype="auto")
+    return dataclasses.replace(settings, dtype=dtype, quantize=None, kv_dtype="auto", capacity_factor=None)
 
 
 def make_task(model_path: str, text: Path | None, *, num_prompts: int, new_tokens: int, seed: int) -> QualityTask:

@@ -84,7 +84,7 @@ def test_without_a_text_the_bundled_held_out_one_is_used(folder):
 
 def test_formats_and_limits(folder):
     half = config(folder, dtype="bfloat16")
-    wish = Settings(model=folder, dtype="bfloat16", kv_dtype="bfloat16")
+    wish = Settings(model=folder, dtype="bfloat16", kv_dtype="bfloat16", capacity_factor=1.5)
     assert in_own_precision(wish) == Settings(model=folder, dtype="float32", kv_dtype="auto")
     about = describe_comparison(config(folder, dtype="float32"), half)
     assert (about["reference_format"], about["weight_format"]) == ("float32", "bfloat16")

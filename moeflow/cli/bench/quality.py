@@ -1,4 +1,4 @@
-"""`moeflow bench quality`: what a smaller weight format costs in quality."""
+"""`moeflow bench quality`: the cost of a smaller weight format, or of experts' capacity, in quality."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ Examples:
       the built-in model in half the memory
   moeflow bench quality ~/models/olmoe --quantize q4_k_m \\
       --text ~/texts/mine.txt --out docs/studies/results/quality.jsonl
+  moeflow bench quality --capacity-factor 1.25
+      what experts with a capacity cost
   moeflow bench quality olmoe-Q4_K_M.gguf --reference ~/models/olmoe
       what another program's quantizer made of it
 
@@ -67,7 +69,7 @@ def quality(
     own, tested = lazy.resolve(lazy.in_own_precision(wide)).config, lazy.resolve(settings).config
     about = lazy.describe_comparison(own, tested)
     are_same = (about["reference_format"], about["reference_kv_dtype"]) == (about["weight_format"], about["kv_dtype"])
-    if are_same and reference is None:
+    if are_same and reference is None and not tested.capacity_factor:
         raise click.UsageError(
             f"nothing to compare: the model's own precision is {about['weight_format']}; ask for a smaller one"
         )
