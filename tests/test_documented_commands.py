@@ -162,12 +162,15 @@ ELSEWHERE = (
     (r"export (ANTHROPIC|CLAUDE|OPENAI)_.*|(cline|aider|OPENAI_API_BASE_URL=\S+) .*", "scripts/try-agents does"),
     (r"scripts/(sanitize.*|wheel|check-arm extension)", "compiles for minutes"),
     (
-        r"python -m studies\.(collectives|engine_deaths|front_cost|many_replicas).*",
+        r"python -m studies\.(asynchronous|collectives|engine_deaths|front_cost|many_replicas).*",
         "measures for minutes, on an idle machine",
     ),
     (
-        r"python -m studies.(two_machines .*|rank_schedules .*|node_replicas.*|batch_kills.*|sleeping_engines.*"
-        r"|failure_times)",
+        r"python -m studies.((node_replicas|batch_kills|sleeping_engines).*|failure_times)",
+        "wants network namespaces and root",
+    ),
+    (
+        r"python -m studies.(two_machines|rank_schedules) .*",
         "wants network namespaces and root",
     ),
     (r"scp .*", "wants two machines"),

@@ -28,6 +28,8 @@ from moeflow.bench.tables import (
 from moeflow.core.errors import ConfigError
 from studies.agent_tools import table as tools_table
 from studies.answer_forms import table as forms_table
+from studies.asynchronous.__main__ import describe as describe_case
+from studies.asynchronous.__main__ import table as asynchronous_table
 from studies.attention_places import table as places_table
 from studies.attention_places_plot import plot_places
 from studies.engine_deaths import aborts_table, kills_table
@@ -379,6 +381,10 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     "two_machines": (
         "Uses of a second machine",
         write_newest(two_machines_table, lambda r: (r["shape"], r["memory"], r["disk_mb_per_s"], r["link"])),
+    ),
+    "asynchronous": (
+        "Experts on devices, with barriers and without",
+        write_newest(asynchronous_table, lambda r: [describe_case(row["case"]) for row in r["cases"]]),
     ),
     "rank_schedules": (
         "Layouts and schedules of ranks",

@@ -1,0 +1,1 @@
+"""Expert parallelism of several batches with collectives and without, on processes that stand for devices."""
