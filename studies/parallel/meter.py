@@ -45,3 +45,18 @@ class Meter:
         """See `Group`."""
         self.sent_bytes += sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)
         return self._group.all_to_all(name, parts)
+
+
+class WallMeter(Meter):
+    """A meter of wall time, waits within collectives included. No barrier separates sections."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        self.seconds = {}
+
+    @contextmanager
+    def section(self, name: str) -> Iterator[None]:
+        """Time the block."""
+        start_s = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start_s

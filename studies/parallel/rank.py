@@ -31,6 +31,7 @@ from studies.parallel.meter import Meter
 from studies.parallel.rank_rates import Measured, measure_rates
 from studies.parallel.result import Result
 from studies.parallel.shared_weights import SharedWeights
+from studies.parallel.whole_model import ModelRun, ModelTask, WholeModel
 
 M_TRIM_THRESHOLD: Final = -1  # as glibc's malloc.h numbers them
 M_MMAP_MAX: Final = -4
@@ -77,12 +78,21 @@ class RankWorker:
         self._router = PackedWeight.pack(router, layer.weights)
         self._everything = shared.whole(list(range(layer.num_experts)))
         self._prepared: _Prepared | None = None
+        self._models: dict[tuple[int, bool], WholeModel] = {}  # by number of layers, and whether there is a decoder
 
-    def answer(self, task: Task | RatesTask) -> RankRun | Measured:
+    def answer(self, task: Task | RatesTask | ModelTask) -> RankRun | Measured | ModelRun:
         """Run the requested task. Blocks: until the other ranks are through. Raises: GroupError."""
+        if isinstance(task, ModelTask):
+            return self._model_of(task).run(task, self._shared)
         if isinstance(task, RatesTask):
             return measure_rates(self._layer, self._shared, self._group)
         return self.run(task)
+
+    def _model_of(self, task: ModelTask) -> WholeModel:
+        key = task.num_layers, task.num_steps > 0
+        if key not in self._models:
+            self._models[key] = WholeModel(self._layer, task.num_layers, has_decoder=key[1], group=self._group)
+        return self._models[key]
 
     def run(self, task: Task) -> RankRun:
         """Run a pass. Blocks: until the other ranks are through. Raises: GroupError."""
@@ -152,7 +162,7 @@ def main() -> None:
     group = SharedMemoryGroup(group_descriptor, rank, start.process_ids, start.timeout_s)
     os.close(group_descriptor)
     try:
-        decoder: msgspec.json.Decoder[Task | RatesTask] = msgspec.json.Decoder(Task | RatesTask)
+        decoder: msgspec.json.Decoder[Task | RatesTask | ModelTask] = msgspec.json.Decoder(Task | RatesTask | ModelTask)
         worker = RankWorker(start.layer, SharedWeights.open(start.layer, weights_descriptor), group)
         for line in sys.stdin.buffer:
             answer = worker.answer(decoder.decode(line))

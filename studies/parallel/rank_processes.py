@@ -15,6 +15,7 @@ from studies.parallel.case import LayerShape
 from studies.parallel.rank import RankRun, RankStart, RatesTask, Task
 from studies.parallel.rank_rates import Measured, usual
 from studies.parallel.shared_weights import SharedWeights
+from studies.parallel.whole_model import ModelRun, ModelTask
 
 BUFFER_BYTES: Final = 64 * MIB  # of each of a rank's two: longer data goes in pieces, with a wait for each
 TIMEOUT_S: Final = 600.0  # of a collective: a rank may pad for long
@@ -45,6 +46,10 @@ class RankProcesses:
     def run(self, task: Task) -> list[RankRun]:
         """Run a pass; return what each rank measured. Raises: GroupError if one of them is gone."""
         return self._ranks.ask(task, RankRun)
+
+    def run_model(self, task: ModelTask) -> list[ModelRun]:
+        """Run a whole model; return what each rank measured. Raises: GroupError if one of them is gone."""
+        return self._ranks.ask(task, ModelRun)
 
     def measure_rates(self) -> Measured:
         """Have all ranks measure the inputs of predictions; return the usual values. Raises: GroupError."""
