@@ -42,6 +42,7 @@ ADDED = (
     (r"moeflow train predictor .*", "--text-tokens 300 --epochs 1"),
     (r"moeflow train speculator.*", "--text-tokens 100 --steps 3 --layers 1"),
     (r"python -m studies.sida .*", "--texts 10 --share 50 --minutes 0.005"),
+    (r"python -m studies.parallel.paper", "--figure 6.2 --most-experts 8 --size tiny --layers 2 --repeats 1"),
     (r"python -m studies.parallel", "--ranks 2 --experts 5 --tokens 16 --hidden 64 --width 64 --repeats 1"),
     (r"python -m studies.speculation .*", "--new-tokens 4"),
     (r"moeflow bench engine.*", "--batch 1 --prefill 8 --new-tokens 2 --repeats 1"),

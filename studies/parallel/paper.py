@@ -23,11 +23,10 @@ from studies.harness.interleaved import interleaved
 from studies.harness.records import recorder
 from studies.parallel.paper_points import FIGURES, SIZES, Point, Sizes, points_of
 from studies.parallel.paper_tables import paper_tables
-from studies.parallel.published_layouts import DEEPSPEED, EXACT, PER_EXPERT
+from studies.parallel.published_layouts import DEEPSPEED, EXACT, GROUPED, PER_EXPERT
 from studies.parallel.rank_processes import RankProcesses
 from studies.parallel.whole_model import ModelRun
 
-GROUPED: Final = "sliced"
 ARMS: Final = (DEEPSPEED, CAPACITY, CAPACITY_DROPLESS, PER_EXPERT, GROUPED, EXACT)
 DROPLESS: Final = (CAPACITY_DROPLESS, PER_EXPERT, GROUPED, EXACT)
 MAX_ERROR: Final = 0.02  # of states, over the largest: sums in another order round to other bfloat16 values
@@ -84,6 +83,8 @@ def measure(points: list[Point], sizes: Sizes, repeats: int) -> Iterator[dict[st
                 runs_of: dict[str, list[list[ModelRun]]] = {arm: [] for arm in ARMS}
                 for _, arm in interleaved(ARMS, repeats):
                     runs_of[arm].append(ranks.run_model(sizes.task(point, arm, is_checked=False)))
+                for arm in set(ARMS) - {PER_EXPERT}:  # whose sections alone are a figure
+                    runs_of[arm] = [[run.without_sections() for run in ranks_] for ranks_ in runs_of[arm]]
                 yield {
                     "point": msgspec.to_builtins(point),
                     "num_layers": sizes.num_layers,

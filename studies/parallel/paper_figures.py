@@ -12,6 +12,7 @@ import msgspec
 
 from moeflow.bench.records import Record
 from studies.parallel.paper_points import Point
+from studies.parallel.published_layouts import DEEPSPEED
 from studies.parallel.whole_model import LayerTimes, ModelRun
 
 Stack = tuple[list[LayerTimes], ...]  # of each rank
@@ -48,13 +49,13 @@ class Setting:
         slowest = [[max(it.seconds for it in of_ranks) for of_ranks in zip(*stack, strict=True)] for stack in passes]
         return [list(times) for times in zip(*slowest, strict=True)]
 
-    def speed_up(self, arm: str, baseline: str, *, has_decoder: bool) -> float:
+    def speed_up(self, arm: str, *, has_decoder: bool = False) -> float:
         """Return the mean over layers of the baseline's time over the arm's, for an encoder or an encoder-decoder."""
         ratios = [
             statistics.median(theirs) / statistics.median(ours)
             for is_encoder in ((True, False) if has_decoder else (True,))
             for theirs, ours in zip(
-                self.layer_times(baseline, is_encoder=is_encoder),
+                self.layer_times(DEEPSPEED, is_encoder=is_encoder),
                 self.layer_times(arm, is_encoder=is_encoder),
                 strict=True,
             )

@@ -29,6 +29,7 @@ from studies.parallel.shared_weights import SharedWeights
 PER_EXPERT = "sliced-per-expert"
 EXACT = "sliced-exact"
 DEEPSPEED = "deepspeed"
+GROUPED = "sliced"  # the paper's other variant, in `layouts.py`
 
 
 class PerExpertSlices:

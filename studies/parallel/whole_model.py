@@ -77,6 +77,11 @@ class ModelRun(msgspec.Struct, frozen=True):
     decoder: list[list[LayerTimes]]  # of each step
     error: float | None = None  # largest difference of states, over the largest value; None: not checked
 
+    def without_sections(self) -> ModelRun:
+        """Return the times of whole layers."""
+        encoder, *decoder = ([LayerTimes(it.seconds, {}) for it in layers] for layers in (self.encoder, *self.decoder))
+        return ModelRun(self.encode_s, self.decode_s, encoder, decoder, self.error)
+
 
 @dataclass(slots=True)
 class _Pass:
@@ -151,7 +156,10 @@ class WholeModel:
         meter = WallMeter(self._group)
         start_s = time.perf_counter()
         result = self._pass.layout.run(Tokens(hidden, topk_ids, topk_weights), meter)
-        self._pass.times.append(LayerTimes(time.perf_counter() - start_s, meter.seconds))
+        seconds = time.perf_counter() - start_s
+        self._pass.times.append(
+            LayerTimes(round(seconds, 6), {name: round(it, 6) for name, it in meter.seconds.items()})
+        )
         return result.sums
 
     def _given(self) -> tuple[Tensor, Tensor]:

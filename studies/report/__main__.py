@@ -46,6 +46,8 @@ from studies.page_streaming_table import table as streaming_table
 from studies.paper.experiments import experiments_tables, status_counts
 from studies.paper.tables import tables as paper_tables
 from studies.paper.thesis_tables import measured_tables, simulated_tables
+from studies.parallel.paper_tables import paper_tables as sliced_tables
+from studies.parallel.paper_tables import subject
 from studies.parallel.plots import plot_parallel
 from studies.parallel.tables import parallel_tables, title
 from studies.peers.drafting_table import drafting_table
@@ -225,6 +227,15 @@ def write_parallel(records: list[Record], docs: Path) -> str:
         plot_parallel(grid, file)
         text += text_of(parallel_tables(grid), grid)
         text += f"![{title(last)}](images/{file.name})\n\n"
+    return text
+
+
+def write_sliced(records: list[Record], _docs: Path) -> str:
+    """Write the newest record of each setting, by size and number of ranks."""
+    text = ""
+    for found in group(records, subject).values():
+        settings = newest_of_each(found, lambda r: str(r["point"]))
+        text += text_of(sliced_tables(settings), settings)
     return text
 
 
@@ -411,6 +422,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     "engine_aborts": ("Clients that hang up", write_newest(aborts_table, lambda r: r["num_aborts"])),
     "batch": ("Batch jobs", write_batch),
     "parallel": ("Experts over ranks", write_parallel),
+    "sliced_models": ("Sliced experts in whole models", write_sliced),
     "quality": (
         "Quality",
         write_each(

@@ -139,6 +139,8 @@ def _shared_parts(
         parts.append(
             f"{heads} of the {shape.attention.num_heads} attention heads, and as much of dense layers and the head"
         )
+    if parallel.has_own_sequences:
+        parts.append("keys and values of its own sequences")
     return parts
 
 

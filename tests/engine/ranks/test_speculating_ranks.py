@@ -62,7 +62,12 @@ def passes_of_one_second(monkeypatch):
     monkeypatch.setattr(Speculation, "note", lambda self, batch, kept, seconds: note(self, batch, kept, 1.0))
 
 
-LAYOUTS = [{"num_ranks": 2}, {"num_ranks": 2, "attention_layout": "tensor"}, {"stages": "2"}]
+LAYOUTS = [
+    {"num_ranks": 2},
+    {"num_ranks": 2, "attention_layout": "tensor"},
+    {"num_ranks": 2, "attention_layout": "data"},
+    {"stages": "2"},
+]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
