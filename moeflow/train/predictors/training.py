@@ -66,14 +66,17 @@ class PredictorTask(TrainingTask[Sequence[slice]]):
         return [batches[at] for at in torch.randperm(len(batches), generator=chance).tolist()]
 
     def learning_rate(self, progress: Progress, share_done: float) -> float:
-        """Return a linear rise over some steps, and half a cosine over all."""
+        """Return a linear rise over some steps, and half a cosine over all; or a constant."""
+        if self._recipe.schedule == "constant":
+            return self._recipe.learning_rate
         rising = max((progress.steps + 1) / _WARM_UP_STEPS, share_done / _WARM_UP_SHARE)
         return self._recipe.learning_rate * cosine(share_done, _LAST_RATE) * min(rising, 1.0)
 
     def loss(self, batch: Sequence[slice], progress: Progress) -> Tensor:
         """See `TrainingTask`."""
         logits = predict(self.predictor, self._text, self.embeddings, batch)
-        return routing_loss(logits, self._text.known_experts(batch), self._text.known_logits(batch))
+        experts, teacher_logits = self._text.known_experts(batch), self._text.known_logits(batch)
+        return routing_loss(logits, experts, teacher_logits, is_truncated=self._recipe.loss == "truncated")
 
     def held_out_loss(self, progress: Progress) -> float:
         """See `TrainingTask`."""

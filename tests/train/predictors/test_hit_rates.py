@@ -36,7 +36,8 @@ def test_hits_are_those_that_brute_force_counts(num_experts, top_k):
     assert rates.mean()["top1"] == pytest.approx(sum(rates.top1) / num_layers)
 
 
-def test_the_loss_is_the_divergence_over_the_teachers_likeliest_and_a_little_cross_entropy():
+@pytest.mark.parametrize("is_truncated", [False, True])
+def test_the_loss_is_the_divergence_over_the_teachers_likeliest_and_a_little_cross_entropy(is_truncated):
     torch.manual_seed(0)
     logits, experts = torch.randn(5, 2, 6), torch.randn(5, 2, 6).argsort(-1)[..., :3]
     teacher = torch.randn(5, 2, 3).sort(-1, descending=True).values
@@ -45,9 +46,12 @@ def test_the_loss_is_the_divergence_over_the_teachers_likeliest_and_a_little_cro
         for layer in range(2):
             p, q = softmax(teacher[token, layer].tolist()), softmax(logits[token, layer].tolist())
             chosen = experts[token, layer].tolist()
-            expected += sum(a * math.log(a / q[expert]) for a, expert in zip(p, chosen, strict=True))
+            total = sum(q[expert] for expert in chosen) if is_truncated else 1.0
+            expected += sum(a * math.log(a * total / q[expert]) for a, expert in zip(p, chosen, strict=True))
             expected -= CROSS_ENTROPY_WEIGHT * math.log(q[chosen[0]])
-    assert float(routing_loss(logits, experts, teacher)) == pytest.approx(expected / 10, rel=1e-4)
+    assert float(routing_loss(logits, experts, teacher, is_truncated=is_truncated)) == pytest.approx(
+        expected / 10, rel=1e-4
+    )
 
 
 def softmax(values):

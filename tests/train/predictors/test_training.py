@@ -19,7 +19,7 @@ from moeflow.train.predictors.training import (
     sequences_to_learn,
     split,
 )
-from moeflow.train.schedule import Schedule
+from moeflow.train.schedule import Progress, Schedule
 from moeflow.train.work_folder import StateFile
 
 VOCAB, LAYERS, EXPERTS, TOP_K = 12, 2, 4, 2
@@ -49,10 +49,10 @@ def text():
     )
 
 
-def task(text, learning_rate=1e-2):
+def task(text, learning_rate=1e-2, **more):
     torch.manual_seed(0)
     embeddings = Embeddings(torch.randn(VOCAB, SHAPE.embedding_size), torch.arange(VOCAB))
-    recipe = PredictorRecipe(learning_rate=learning_rate, batch_size=8, seed=5)
+    recipe = PredictorRecipe(learning_rate=learning_rate, batch_size=8, seed=5, **more)
     return PredictorTask(ExpertPredictor(SHAPE), text, embeddings, recipe)
 
 
@@ -61,6 +61,18 @@ def trained(text, epochs, on_step=lambda _: None, state=None, **more):
     loop = TrainingLoop(one, Schedule(epochs=epochs), state)
     loop.run(on_step)
     return one, loop
+
+
+def test_published_hyperparameters_have_neither_a_rise_nor_a_decay(text):
+    one = task(text, learning_rate=5e-5, schedule="constant", loss="truncated")
+    for steps, share in ((0, 0.0), (7, 0.5), (900, 1.0)):
+        assert one.learning_rate(Progress(steps=steps), share) == 5e-5
+    risen = task(text, learning_rate=5e-5)
+    assert risen.learning_rate(Progress(), 0.0) < risen.learning_rate(Progress(steps=50), 0.0) == 5e-5
+    few = dataclasses.replace(text, experts=text.experts[..., :2], logits=text.logits[..., :2])
+    tasks = [task(few, loss=name) for name in ("truncated", "all")]
+    losses = [float(of.loss(of.batches(0)[0], Progress()).detach()) for of in tasks]
+    assert 0 < losses[0] < losses[1]  # probabilities among fewer experts are higher
 
 
 def test_a_predictor_learns_what_depends_on_this_token_and_the_one_before(text):
