@@ -64,6 +64,7 @@ from studies.report.plots import plot_throughput
 from studies.report.summary import README_BEGIN, README_END, claims, readme_table, summary
 from studies.server_under_grammars import table as grammars_table
 from studies.server_under_long_prompts import table as long_prompts_table
+from studies.sida.limits import limits_table
 from studies.sida.plots import plot_sida
 from studies.sida.tables import sida_tables
 from studies.speculation.plots import plot_speculation
@@ -402,6 +403,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
         write_newest(rank_schedules_table, lambda r: (r["link"], r["bias"], tuple(r["cases"][0]["arms"]))),
     ),
     "sida": ("Classifiers within shares of their experts", write_sida),
+    "sida_limits": ("What limits predictions of experts", write_each(limits_table, lambda r: (r["model"], r["data"]))),
     "pipelines": ("Models larger than a device", write_pipelines),
     "paper": ("MoE-Lightning's figures, predicted", write_last(paper_tables)),
     "expertflow": ("ExpertFlow's figures, simulated", write_last(simulated_tables)),
