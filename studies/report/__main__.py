@@ -307,6 +307,12 @@ def write_sida(records: list[Record], docs: Path) -> str:
     return text
 
 
+def write_limits(records: list[Record], _docs: Path) -> str:
+    """Write the newest run of each classifier on each of its texts."""
+    chosen = newest_of_each(records, lambda r: (r["model"], r["data"]))
+    return text_of([limits_table(record) for record in chosen], chosen)
+
+
 def write_pipelines(records: list[Record], _docs: Path) -> str:
     """Write a table for each model and device, with each pipeline's newest run in each size of micro-batches."""
     text = ""
@@ -403,7 +409,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
         write_newest(rank_schedules_table, lambda r: (r["link"], r["bias"], tuple(r["cases"][0]["arms"]))),
     ),
     "sida": ("Classifiers within shares of their experts", write_sida),
-    "sida_limits": ("What limits predictions of experts", write_each(limits_table, lambda r: (r["model"], r["data"]))),
+    "sida_limits": ("What limits predictions of experts", write_limits),
     "pipelines": ("Models larger than a device", write_pipelines),
     "paper": ("MoE-Lightning's figures, predicted", write_last(paper_tables)),
     "expertflow": ("ExpertFlow's figures, simulated", write_last(simulated_tables)),
