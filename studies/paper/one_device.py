@@ -282,6 +282,12 @@ def pairs_in_order(cell: Cell, predicted: Sequence[float]) -> tuple[int, int]:
     return sum((a[0] < b[0]) == (a[1] < b[1]) for a, b in pairs), len(pairs)
 
 
+def _speeds(cell: Cell, row: Published, stages: Sequence[int]) -> dict[int, float]:
+    """Return the predicted tokens/s with each number of terms. A term that changes nothing is not simulated again."""
+    runs = [predict(cell, row, terms) for terms in stages]
+    return {terms: runs[runs.index(run)].tokens_per_s for terms, run in zip(stages, runs, strict=True)}
+
+
 def predictions(on_cell: Callable[[str], None] = lambda _: None) -> list[dict[str, Any]]:
     """Return every published figure with its predictions. `on_cell` gets the title of each cell first.
 
@@ -291,9 +297,8 @@ def predictions(on_cell: Callable[[str], None] = lambda _: None) -> list[dict[st
     for cell in CELLS:
         on_cell(cell.title)
         stages = {TABLES: range(1, len(TERMS) + 1), FIGURE_7: (1, len(TERMS))}.get(cell.source, (5, len(TERMS)))
-        predicted = {
-            TERMS[terms - 1]: [predict(cell, row, terms).tokens_per_s for row in cell.rows] for terms in stages
-        }
+        by_row = [_speeds(cell, row, stages) for row in cell.rows]
+        predicted = {TERMS[terms - 1]: [speeds[terms] for speeds in by_row] for terms in stages}
         rows = [
             {
                 "system": row.system.name,
