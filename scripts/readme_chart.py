@@ -80,9 +80,9 @@ def _offload_bars(newest: Sequence[Record]) -> Iterator[Bar]:
     """Yield the bars of the newest run with other engines."""
     run = next(record for record in newest if record["kind"] == "offload" and "BigMoeOnEdge" in str(record["budgets"]))
     budget = next(budget for budget in run["budgets"] if budget["share"] == SHARE)
-    found = {row["name"].partition(",")[0]: row for row in reversed(budget["rows"])}
-    for name, row in found.items():
-        yield Bar(name, statistics.median(row["decode"]), is_ours=name == "moeflow")
+    for row in budget["rows"]:
+        name = row["name"].removesuffix(", prefetching")
+        yield Bar(name, statistics.median(row["decode"]), is_ours=name.startswith("moeflow"))
 
 
 def _error_bars(newest: Sequence[Record]) -> Iterator[Bar]:
