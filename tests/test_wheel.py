@@ -44,7 +44,7 @@ def test_a_wheel_has_the_files_of_the_package_and_no_others(names):
 def test_a_wheel_has_what_is_no_python(names):
     assert "moeflow/py.typed" in names
     assert {"moeflow/server/web/vendor/katex/katex.js", "moeflow/server/web/index.html"} <= names
-    assert "moeflow/train/calibration/builtin_routers.safetensors" in names
+    assert "moeflow/train/calibration/builtin_experts.safetensors" in names
     assert any(name.endswith("licenses/moeflow/server/web/vendor/katex/LICENSE.txt") for name in names)
 
 

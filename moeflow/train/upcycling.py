@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from moeflow.models.registry import read_model_config
 from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.bare_model import ffn_inputs, load_bare_model, run_sequence
 from moeflow.train.calibration_text import calibration_text
+from moeflow.train.experts.saved import TrainedExperts
 from moeflow.train.perplexity import WINDOW, windows
 from moeflow.train.phases import OnProgress, Phase, ignore
 from moeflow.train.router_fitting import fit_router
@@ -39,14 +39,14 @@ def upcycle(
     recipe: UpcycleRecipe,
     *,
     calibration: Path | None = None,
-    routers: Sequence[torch.Tensor] | None = None,
+    trained: TrainedExperts | None = None,
     overwrite: bool = False,
     on_progress: OnProgress = ignore,
 ) -> None:
     """Make a Mixtral-architecture model in folder `out` from a dense Llama-architecture one.
 
-    An error leaves `out` unchanged. The same arguments give the same bytes. With `routers`, [E, H] for each layer,
-    nothing is fitted, and the only phase is writing.
+    An error leaves `out` unchanged. The same arguments give the same bytes. With `trained` experts, nothing is fitted,
+    and the only phase is writing.
 
     Raises: CheckpointError if the source is damaged or of another kind; ConfigError if `out` exists or the calibration
     text is unusable; CapacityError if disk or memory are too small.
@@ -59,10 +59,12 @@ def upcycle(
         with build_folder(out, need_bytes=need_bytes, overwrite=overwrite) as folder:
             tokenizer = Tokenizer.load(source)
             tokenizer.save(folder)
+            routers, make_expert = (None, None) if trained is None else (trained.routers, trained.adapters.changed)
             if routers is None:
                 texts = calibration_text(tokenizer.encode, calibration).fitting
                 routers = fit_routers(checkpoint, texts, recipe, on_progress)
-            write_mixtral(checkpoint, shape, routers, recipe, folder, on_bytes=partial(on_progress, Phase.WRITING))
+            report = partial(on_progress, Phase.WRITING)
+            write_mixtral(checkpoint, shape, routers, recipe, folder, make_expert=make_expert, on_bytes=report)
 
 
 def check_out(source: Path, out: Path) -> None:

@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,29 +19,28 @@ from moeflow.checkpoint.identity import checkpoint_identity
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.kernels.cpu import extension
+from moeflow.models.registry import read_model_config
 from moeflow.models.sampling_defaults import read_sampling_defaults
 from moeflow.planner.resolve import resolve
 from moeflow.settings.settings import Settings
-from moeflow.text.tokenizer import Tokenizer
-from moeflow.train import builtin, builtin_routers, making_process, upcycling, upcycling_quality
+from moeflow.train import builtin, making_process, upcycling, upcycling_quality
 from moeflow.train.bare_model import load_bare_model, run_sequence
 from moeflow.train.builtin import (
     BUILTIN_NAME,
     BUILTIN_RECIPE,
+    EXPERTS_FILE,
     builtin_folder,
     builtin_source,
     ensure_builtin_model,
     fingerprint,
     with_dense_source,
 )
-from moeflow.train.builtin_routers import ROUTERS_FILE, read_routers, write_routers
 from moeflow.train.builtin_sampling import BUILTIN_SAMPLING
 from moeflow.train.calibration_text import calibration_text
+from moeflow.train.experts.adapters import Adapters
+from moeflow.train.experts.saved import TrainedExperts, load_experts, save_experts
 from moeflow.train.making_process import make_builtin_apart
-from moeflow.train.perplexity import WINDOW, perplexity
-from moeflow.train.router_fitting import fit_router
 from moeflow.train.upcycle_recipe import UpcycleRecipe
-from moeflow.train.upcycling import fit_routers
 from moeflow.train.upcycling_quality import measure_quality
 from tests.checkpoint.tiny_models import random_weights, write_folder
 from tests.tiny_llama import write_tiny_llama
@@ -211,44 +209,58 @@ def contents(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
+def random_experts(source):
+    """Return experts of the built-in recipe for a tiny source."""
+    generator = torch.Generator().manual_seed(0)
+    with closing(open_checkpoint(source)) as checkpoint:
+        shape = read_model_config(checkpoint)
+    number = range(BUILTIN_RECIPE.num_experts)
+    adapters = Adapters.stacked([Adapters.untrained(shape, 2, seed) for seed in number])
+    factors = {name: torch.randn(each.shape, generator=generator) / 10 for name, each in adapters.factors.items()}
+    routers = [torch.randn(len(number), shape.hidden_size, generator=generator) for _ in range(shape.num_layers)]
+    return TrainedExperts(Adapters(factors), routers)
+
+
 @pytest.mark.slow
-def test_known_routers_are_not_fitted_again_and_give_the_same_model(tmp_path, tiny_source, monkeypatch):
-    fitted = ensure_builtin_model(tmp_path / "fitted")
-    texts = calibration_text(Tokenizer.load(tiny_source).encode).fitting
-    routers = fit_routers(open_checkpoint(tiny_source), texts, BUILTIN_RECIPE, lambda *_: None)
-    monkeypatch.setattr(builtin_routers, "ROUTERS_FILE", tmp_path / "routers")
-    write_routers(tmp_path / "routers", fingerprint(tiny_source), routers)
+def test_trained_experts_of_the_source_are_taken(tmp_path, tiny_source, monkeypatch):
+    experts = random_experts(tiny_source)
+    monkeypatch.setattr(builtin, "EXPERTS_FILE", tmp_path / "experts.safetensors")
+    noisy = builtin_folder(tmp_path)
+    save_experts(tmp_path / "experts.safetensors", fingerprint(tiny_source), experts, 2**20)
+    assert builtin_folder(tmp_path) != noisy
     monkeypatch.setattr(upcycling, "load_bare_model", None)  # may not be called
     seen = []
-    taken = ensure_builtin_model(tmp_path / "taken", lambda done, total: seen.append(done / total))
-    assert contents(taken) == contents(fitted)
+    folder = ensure_builtin_model(tmp_path, lambda done, total: seen.append(done / total))
     assert seen == sorted(seen)
-    assert seen[0] < 0.5  # writing alone is the whole now
+    assert seen[0] < 0.5  # writing alone is the whole
     assert seen[-1] == 1
+    made, dense = open_checkpoint(folder), open_checkpoint(tiny_source)
+    found = made.read("model.layers.1.block_sparse_moe.experts.3.w2.weight").float()
+    a, b = experts.adapters.of(1, "down_proj")
+    expected = dense.read("model.layers.1.mlp.down_proj.weight").float() + (a[3] @ b[3]).T
+    torch.testing.assert_close(found, expected, atol=0.01, rtol=0.02)
+    assert torch.equal(made.read("model.layers.0.block_sparse_moe.gate.weight"), experts.routers[0].bfloat16())
 
 
-def test_routers_of_another_recipe_text_or_source_are_not_taken(tmp_path, tiny_source, monkeypatch):
-    write_routers(tmp_path / "routers", fingerprint(tiny_source), [torch.randn(8, 16)])
-    assert read_routers(tmp_path / "routers", fingerprint(tiny_source)) is not None
-    assert read_routers(tmp_path / "nowhere", fingerprint(tiny_source)) is None
+def test_trained_experts_of_another_recipe_or_source_are_not_taken(tmp_path, tiny_source, monkeypatch):
+    file = tmp_path / "experts.safetensors"
+    save_experts(file, fingerprint(tiny_source), random_experts(tiny_source), 2**20)
+    assert load_experts(file, fingerprint(tiny_source)) is not None
+    assert load_experts(tmp_path / "nowhere", fingerprint(tiny_source)) is None
     others = [fingerprint(next(file for file in tiny_source.iterdir() if file.suffix == ".safetensors"))]
-    with monkeypatch.context() as changed:
-        changed.setattr(builtin, "BUILTIN_RECIPE", UpcycleRecipe(num_experts=8, top_k=2, seed=1))
-        others.append(fingerprint(tiny_source))
-    shutil.copytree(builtin.CALIBRATION_FOLDER, tmp_path / "text")
-    (tmp_path / "text" / "chat.txt").write_text("changed")
-    monkeypatch.setattr(builtin, "CALIBRATION_FOLDER", tmp_path / "text")
+    monkeypatch.setattr(builtin, "BUILTIN_RECIPE", UpcycleRecipe(num_experts=8, top_k=2, seed=1))
     others.append(fingerprint(tiny_source))
-    assert [read_routers(tmp_path / "routers", other) for other in others] == [None] * 3
+    assert [load_experts(file, other) for other in others] == [None] * 2
 
 
 @pytest.mark.weights
-def test_the_routers_that_come_along_belong_to_the_built_in_model():
-    """If this fails: `python scripts/fit_builtin_routers.py`."""
-    routers = read_routers(ROUTERS_FILE, fingerprint(builtin_source()))
-    assert routers is not None
-    assert len(routers) == 30
-    assert {tuple(router.shape) for router in routers} == {(BUILTIN_RECIPE.num_experts, 576)}
+def test_the_experts_that_come_along_belong_to_the_built_in_model():
+    """If this fails: `python scripts/train_builtin_experts.py`."""
+    trained = load_experts(EXPERTS_FILE, fingerprint(builtin_source()))
+    assert trained is not None
+    assert EXPERTS_FILE.stat().st_size <= 12_000_000
+    assert trained.adapters.num_experts == BUILTIN_RECIPE.num_experts
+    assert {tuple(router.shape) for router in trained.routers} == {(BUILTIN_RECIPE.num_experts, 576)}
 
 
 @pytest.fixture(scope="module")
@@ -259,29 +271,6 @@ def model(builtin_model):
 @pytest.fixture(scope="module")
 def dense():
     return load_bare_model(open_checkpoint(builtin_source()))
-
-
-@pytest.mark.weights
-@pytest.mark.slow
-@pytest.mark.thorough  # the fingerprint above names the model of that fit
-def test_the_routers_that_come_along_are_what_fitting_gives(dense, monkeypatch):
-    """For the first layer, which needs no other; processors round differently, so not to the bit."""
-    source = builtin_source()
-    texts = calibration_text(Tokenizer.load(source).encode).fitting
-    monkeypatch.setattr(dense, "layers", dense.layers[:1])
-    heard = upcycling.listen(dense, texts, lambda *_: None)
-    fitted = fit_router(torch.cat(heard[0]), BUILTIN_RECIPE.num_experts, BUILTIN_RECIPE.seed)
-    (first, *_) = read_routers(ROUTERS_FILE, fingerprint(source))
-    assert torch.cosine_similarity(first.float(), fitted).min() > 0.999
-
-
-@pytest.mark.weights
-@pytest.mark.slow
-@pytest.mark.thorough  # a part of the novel is measured below
-@pytest.mark.parametrize("name", ["heldout_novel.txt", "heldout_speech.txt"])
-def test_perplexity_stays_within_three_percent(model, dense, builtin_model, name):
-    token_ids = Tokenizer.load(builtin_model).encode((DATA / name).read_text())[:WINDOW]
-    assert perplexity(model, [token_ids]) == pytest.approx(perplexity(dense, [token_ids]), rel=0.03)
 
 
 @pytest.mark.weights
@@ -299,22 +288,23 @@ def test_transformers_computes_the_same_on_it(model, builtin_model):
 
 @pytest.mark.weights
 @pytest.mark.slow
-def test_routing_follows_the_text_and_uses_every_expert(model, dense, builtin_model, monkeypatch):
+def test_it_is_better_than_its_source_and_its_experts_differ(model, dense, builtin_model, monkeypatch):
     loaded = {True: model, False: dense}  # as the module has them already
     monkeypatch.setattr(upcycling_quality, "load_bare_model", lambda found: loaded["num_local_experts" in found.config])
-    quality = measure_quality(builtin_source(), builtin_model, read_texts=beginnings)  # over the sum of all domains
-    assert quality.moe_perplexity == pytest.approx(quality.dense_perplexity, rel=0.03)
+    routers = [layer.mlp.router.clone() for layer in model.layers]
+    quality = measure_quality(builtin_source(), builtin_model, read_texts=beginnings)
+    for layer, router in zip(model.layers, routers, strict=True):
+        layer.mlp.router.copy_(router)
+    assert quality.moe_perplexity < quality.dense_perplexity
+    assert quality.permuted_perplexity > 1.1 * quality.moe_perplexity
     assert quality.idlest_shares[0] > 0.01
-    assert quality.busiest_shares[1] > 1.4 / BUILTIN_RECIPE.num_experts
-    of_novel = partial(beginnings, file=DATA / "heldout_novel.txt")
-    novel = measure_quality(builtin_source(), builtin_model, read_texts=of_novel)
-    assert novel.moe_perplexity == pytest.approx(novel.dense_perplexity, rel=0.03)
-    assert novel.busiest_shares[1] > 2 * quality.busiest_shares[1]  # one text has its favourites
+    novel, code = (next(text for text in quality.texts if text.name == name) for name in ("novel", "code"))
+    assert max(range(8), key=novel.expert_shares.__getitem__) != max(range(8), key=code.expert_shares.__getitem__)
 
 
-def beginnings(*of, **more):
-    """Return calibration text of whose held-out part only the beginning of each domain is left."""
-    text = calibration_text(*of, **more)
+def beginnings(encode):
+    """Return calibration text with only the beginning of each domain's held-out part."""
+    text = calibration_text(encode)
     return msgspec.structs.replace(text, held_out=[ids[:HELD_OUT] for ids in text.held_out])
 
 

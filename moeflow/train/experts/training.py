@@ -15,7 +15,7 @@ from typing import Final
 
 from torch import Tensor
 
-from moeflow.checkpoint.atomic_folder import build_folder, check_place
+from moeflow.checkpoint.atomic_folder import check_place
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CapacityError
@@ -28,6 +28,7 @@ from moeflow.train.experts.adapters import Adapters
 from moeflow.train.experts.network import ExpertNetwork, training_dtype
 from moeflow.train.experts.recipe import ExpertRecipe
 from moeflow.train.experts.routers import block_inputs, fit_domain_router
+from moeflow.train.experts.saved import TrainedExperts
 from moeflow.train.experts.task import ExpertTask, cut, router_name
 from moeflow.train.experts.texts import LearningText, learning_texts
 from moeflow.train.loop import TrainingLoop
@@ -35,8 +36,8 @@ from moeflow.train.phases import OnDone, OnProgress, Phase, ignore
 from moeflow.train.schedule import Schedule
 from moeflow.train.speculators.student import Student, student_from
 from moeflow.train.upcycle_recipe import UpcycleRecipe
-from moeflow.train.upcycled_checkpoint import check_source, write_mixtral
-from moeflow.train.upcycling import check_out, space_needed
+from moeflow.train.upcycled_checkpoint import check_source
+from moeflow.train.upcycling import check_out, space_needed, upcycle
 from moeflow.train.work_folder import WorkFolder, work_folder
 
 SEQUENCE_TOKENS: Final = 512  # of an expert's own training
@@ -77,13 +78,8 @@ def train_experts(
             tokenizer = Tokenizer.load(source)
             texts = learning_texts(tokenizer.encode, files)
             work.check_recipe({"source": str(source.absolute()), "data": _absolute(files), **asdict(recipe)})
-            adapters, routers = train(checkpoint, texts, recipe, work, on_progress)
-            with build_folder(out, need_bytes=need_bytes, overwrite=overwrite) as folder:
-                tokenizer.save(folder)
-                report = partial(on_progress, Phase.WRITING)
-                write_mixtral(
-                    checkpoint, shape, routers, upcycled, folder, make_expert=adapters.changed, on_bytes=report
-                )
+            trained = train(checkpoint, texts, recipe, work, on_progress)
+            upcycle(source, out, upcycled, trained=trained, overwrite=overwrite, on_progress=on_progress)
             work.clear()
 
 
@@ -94,8 +90,8 @@ def work_place(out: Path) -> Path:
 
 def train(
     checkpoint: Checkpoint, texts: Sequence[LearningText], recipe: ExpertRecipe, work: WorkFolder, report: OnProgress
-) -> tuple[Adapters, list[Tensor]]:
-    """Return adapters of all experts, and a router [E, H] for each layer.
+) -> TrainedExperts:
+    """Return adapters and routers of one expert for each text.
 
     Raises: CapacityError if memory does not hold the model; CheckpointError; ConfigError if the disk is full.
     """
@@ -170,7 +166,7 @@ def _routers(
 
 def _joint(
     mixed: ExpertNetwork, texts: Sequence[LearningText], recipe: ExpertRecipe, work: WorkFolder, report: OnProgress
-) -> tuple[Adapters, list[Tensor]]:
+) -> TrainedExperts:
     """Return adapters and routers after the training on all texts."""
     task = ExpertTask(
         mixed,
@@ -184,7 +180,7 @@ def _joint(
     trained = _trained(task, schedule, work, "joint", partial(report, Phase.JOINT))
     names = [router_name(layer) for layer in range(mixed.shape.num_layers)]
     factors = {name: weight for name, weight in trained.items() if name not in names}
-    return Adapters(factors), [trained[name] for name in names]
+    return TrainedExperts(Adapters(factors), [trained[name] for name in names])
 
 
 def _trained(task: ExpertTask, schedule: Schedule, work: WorkFolder, name: str, report: OnDone) -> dict[str, Tensor]:

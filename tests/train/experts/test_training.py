@@ -76,7 +76,7 @@ def contents(folder):
 
 
 def expert_network(llama, trained, dtype=torch.float32):
-    adapters, routers = trained[2]
+    adapters, routers = trained[2].adapters, trained[2].routers
     with closing(open_checkpoint(llama)) as checkpoint:
         dense = student_from(checkpoint, LAYERS, dtype)
     return ExpertNetwork(dense.shape, dense.weights, adapters, routers, 2)
