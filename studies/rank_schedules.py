@@ -22,8 +22,10 @@ import json
 import random
 import signal
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,19 +36,21 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from moeflow.bench.records import Record
 from moeflow.bench.tables import Table
 from moeflow.cli.bench.output import result_options
+from moeflow.core.parallel_config import RankLinks
 from moeflow.engine.engine import Engine
-from moeflow.parallel.tcp.cluster_token import ensure_token
+from moeflow.engine.ranks.linked_rank import compute_linked
 from moeflow.planner.planning import plan_for_start
 from moeflow.settings.settings import Settings
 from studies.harness.children import Children
 from studies.harness.command import run_study
 from studies.harness.interleaved import interleaved
 from studies.harness.records import publish
-from studies.two_machines import Machine, answers, limit_link, two_machines
+from studies.two_machines import ADDRESSES, Machine, answers, limit_link, two_machines
 from tests.tiny_mixtral import write_byte_tokenizer
 
 MEMORY: Final = "memory"  # the link of ranks on one machine
 FIRST_PORT: Final = 9310
+SECRET: Final = b"of the ranks of this study"
 LAYOUTS: Final[dict[str, dict[str, Any]]] = {
     "index": {"expert_layout": "expert", "expert_placement": "index"},
     "load": {"expert_layout": "expert", "expert_placement": "load"},
@@ -96,11 +100,20 @@ def write_model(folder: Path, bias: float) -> Path:
     return model
 
 
-def work(settings: str) -> None:
-    """Be an engine with these settings."""
+def work(settings: str, rank: int) -> None:
+    """Be the first rank of an engine with these settings, or the other one on a machine of its own."""
     given = json.loads(settings)
-    paths = {name: Path(given.pop(name)) for name in ("cache_dir", "cluster_token_file")}
-    engine = Engine.load(plan_for_start(Settings(**given, **paths)).config)
+    config = plan_for_start(Settings(**given | {"cache_dir": Path(given["cache_dir"])})).config
+    assert config.parallel is not None
+    if config.parallel.is_spread:
+        port = int(given["listen_ranks"].rpartition(":")[2])
+        addresses = tuple((address, port) for address in ADDRESSES)
+        links = RankLinks(rank=rank, addresses=addresses, secret=SECRET)
+        config = replace(config, parallel=replace(config.parallel, links=links))
+    if rank:
+        compute_linked(config)
+        return
+    engine = Engine.load(config)
     clock = engine._runner._upkeep.group.clock  # type: ignore[attr-defined]
     print("true", flush=True)
     try:
@@ -116,17 +129,16 @@ def start_arm(name: str, base: dict[str, Any], both: Sequence[Machine], undo: co
     """Start an engine, on one machine or on `both`, which ends with `undo`."""
     layout, schedule = name.split(",")
     settings = base | LAYOUTS[layout] | {"num_ranks": 2, "rank_schedule": schedule}
-    prefix: Sequence[str] = ()
     if both:
-        here, there = both
-        address = f"{here.address}:{FIRST_PORT + ARMS.index(name)}"
-        token = ("--cluster-token-file", base["cluster_token_file"])
-        there.moeflow(undo, "join", address, "--cache-dir", base["cache_dir"], *token)
-        settings |= {"listen_ranks": address, "is_served": True}
-        prefix = here.prefix
+        settings |= {"listen_ranks": f"{both[0].address}:{FIRST_PORT + ARMS.index(name)}", "is_served": True}
+    worker = [sys.executable, "-m", "studies.rank_schedules", ".", "--worker", json.dumps(settings), "--rank"]
+    if both:
+        other = subprocess.Popen([*both[1].prefix, *worker, "1"])
+        undo.callback(other.wait)
+        undo.callback(other.kill)
     engine = Children()
     undo.callback(engine.close)
-    engine.start([*prefix, sys.executable, "-m", "studies.rank_schedules", ".", "--worker", json.dumps(settings)])
+    engine.start([*(both[0].prefix if both else ()), *worker, "0"])
     engine.answer(0)
     return engine
 
@@ -189,6 +201,7 @@ def table(record: Record) -> Table:
 @click.option("--rounds", default=4, show_default=True)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--worker", help="Internal: be an engine with these settings.")
+@click.option("--rank", default=0, help="Internal: which of its ranks.")
 @result_options
 def main(
     folder: Path,
@@ -198,12 +211,13 @@ def main(
     rounds: int,
     seed: int,
     worker: str | None,
+    rank: int,
     as_json: bool,
     out: Path | None,
 ) -> None:
     """Measure layouts and schedules of ranks."""
     if worker is not None:
-        work(worker)
+        work(worker, rank)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     folder = folder.absolute()
@@ -211,11 +225,9 @@ def main(
         "model": str(write_model(folder, bias)),
         "kv_cache_bytes": 1 << 26,
         "cache_dir": str(folder),
-        "cluster_token_file": str(folder / "token"),
         "num_threads": 1,
         "prefix_caching": False,
     }
-    ensure_token(folder / "token")
     for link in links:
         with contextlib.ExitStack() as undo:
             both = [] if link == MEMORY else undo.enter_context(two_machines(None))
