@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from operator import truediv
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,6 +16,7 @@ from studies.parallel.paper_points import Point
 from studies.parallel.published_layouts import DEEPSPEED
 from studies.parallel.whole_model import LayerTimes, ModelRun
 
+Clock = Literal["wall_s", "processor_s"]
 Stack = tuple[list[LayerTimes], ...]  # of each rank
 
 
@@ -35,32 +37,30 @@ class Setting:
         found: dict[str, Any] = self.record["runs"]
         return {arm: msgspec.convert(runs, list[list[ModelRun]]) for arm, runs in found.items()}
 
-    def encode_s(self, arm: str) -> float:
+    def encoder_s(self, arm: str, clock: Clock = "wall_s") -> float:
         """Return the time of the whole encoder: the median of the repeats."""
-        return statistics.median(max(run.encode_s for run in ranks) for ranks in self.runs[arm])
+        return statistics.median(max(getattr(run.encode, clock) for run in ranks) for ranks in self.runs[arm])
 
-    def decode_s(self, arm: str) -> float:
-        """Return the time of the decoder's steps."""
-        return statistics.median(max(run.decode_s for run in ranks) for ranks in self.runs[arm])
-
-    def layer_times(self, arm: str, *, is_encoder: bool) -> list[list[float]]:
+    def layer_times(self, arm: str, *, is_encoder: bool, clock: Clock = "wall_s") -> list[list[float]]:
         """Return the times of each layer with experts, of all repeats and steps: those of the slowest rank."""
         passes = [stack for ranks in self.runs[arm] for stack in _passes(ranks, is_encoder=is_encoder)]
-        slowest = [[max(it.seconds for it in of_ranks) for of_ranks in zip(*stack, strict=True)] for stack in passes]
+        slowest = [
+            [max(getattr(it, clock) for it in layers) for layers in zip(*stack, strict=True)] for stack in passes
+        ]
         return [list(times) for times in zip(*slowest, strict=True)]
 
-    def speed_up(self, arm: str, *, has_decoder: bool = False) -> float:
+    def speed_up(self, arm: str, *, has_decoder: bool = False, clock: Clock = "wall_s") -> float:
         """Return the mean over layers of the baseline's time over the arm's, for an encoder or an encoder-decoder."""
-        ratios = [
-            statistics.median(theirs) / statistics.median(ours)
-            for is_encoder in ((True, False) if has_decoder else (True,))
-            for theirs, ours in zip(
-                self.layer_times(DEEPSPEED, is_encoder=is_encoder),
-                self.layer_times(arm, is_encoder=is_encoder),
-                strict=True,
-            )
-        ]
-        return statistics.mean(ratios)
+        stacks = (True, False) if has_decoder else (True,)
+        theirs, ours = (
+            [
+                statistics.median(times)
+                for is_encoder in stacks
+                for times in self.layer_times(name, is_encoder=is_encoder, clock=clock)
+            ]
+            for name in (DEEPSPEED, arm)
+        )
+        return statistics.mean(map(truediv, theirs, ours))
 
     def sections(self, arm: str, *, is_encoder: bool, layer: int) -> dict[str, tuple[float, float]]:
         """Return mean and standard deviation over ranks of each section of a layer, averaged over passes."""

@@ -9,12 +9,13 @@ from typing import Final
 from moeflow.bench.records import Record
 from moeflow.bench.tables import Table
 from moeflow.parallel.placement.layouts import CAPACITY, CAPACITY_DROPLESS
-from studies.parallel.paper_figures import Setting
+from studies.parallel.paper_figures import Clock, Setting
 from studies.parallel.paper_points import WHOLE_ENCODER
 from studies.parallel.paper_statements import STATEMENTS
 from studies.parallel.published_layouts import DEEPSPEED, EXACT, GROUPED, PER_EXPERT
 
 FASTER: Final = (CAPACITY, CAPACITY_DROPLESS, PER_EXPERT, GROUPED, EXACT)
+CLOCKS: Final[dict[str, Clock]] = {"": "wall_s", ", processor time": "processor_s"}
 SWEEPS: Final[dict[str, tuple[str, Callable[[Setting], float]]]] = {
     "6.2": ("experts", lambda it: it.point.num_experts),
     "6.3": ("sequences a rank", lambda it: it.point.num_sequences),
@@ -71,11 +72,17 @@ def _latencies(settings: Sequence[Setting]) -> Table:
 def _sweep(figure: str, settings: Sequence[Setting]) -> Table:
     name, value = SWEEPS[figure]
     rows = tuple(
-        (f"{value(it):g}", *(f"{it.speed_up(arm):.2f}, {it.speed_up(arm, has_decoder=True):.2f}" for arm in FASTER))
+        (f"{value(it):g}{by}", *(_both_models(it, arm, clock) for arm in FASTER))
         for it in settings
+        for by, clock in CLOCKS.items()
     )
     title = f"Figure {figure}: speed-up of layers over deepspeed, encoder and encoder-decoder"
     return Table(f"{title}: {subject(settings[0].record)}", (name, *FASTER), rows)
+
+
+def _both_models(setting: Setting, arm: str, clock: Clock) -> str:
+    ratios = (setting.speed_up(arm, has_decoder=has_decoder, clock=clock) for has_decoder in (False, True))
+    return ", ".join(f"{ratio:.2f}" for ratio in ratios)
 
 
 def _sections(setting: Setting) -> Table:
@@ -92,10 +99,11 @@ def _encoders(settings: Sequence[Setting]) -> Table:
     arms = (DEEPSPEED, *FASTER)
     rows = []
     for it in settings:
-        seconds = {arm: it.encode_s(arm) for arm in arms}
-        name = f"{it.point.num_experts} experts, skew {it.point.router_skew:g}"
-        rows.append((f"{name}: ms", *(f"{seconds[arm] * 1e3:.0f}" for arm in arms)))
-        for baseline in (DEEPSPEED, CAPACITY, CAPACITY_DROPLESS):
-            ratios = (f"{seconds[baseline] / seconds[arm]:.2f}" for arm in arms)
-            rows.append((f"{name}: speed-up over {baseline}", *ratios))
-    return Table(f"Whole encoder, wall time: {subject(settings[0].record)}", ("", *arms), tuple(rows))
+        for by, clock in CLOCKS.items():
+            seconds = {arm: it.encoder_s(arm, clock) for arm in arms}
+            name = f"{it.point.num_experts} experts, skew {it.point.router_skew:g}{by}"
+            rows.append((f"{name}: ms", *(f"{seconds[arm] * 1e3:.0f}" for arm in arms)))
+            for baseline in (DEEPSPEED, CAPACITY, CAPACITY_DROPLESS):
+                ratios = (f"{seconds[baseline] / seconds[arm]:.2f}" for arm in arms)
+                rows.append((f"{name}: speed-up over {baseline}", *ratios))
+    return Table(f"Whole encoder: {subject(settings[0].record)}", ("", *arms), tuple(rows))

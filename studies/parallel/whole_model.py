@@ -64,23 +64,33 @@ class ModelTask(msgspec.Struct, frozen=True, tag=True):
 class LayerTimes(msgspec.Struct, frozen=True):
     """A layer with experts, of one pass."""
 
-    seconds: float
-    sections: dict[str, float]
+    wall_s: float
+    processor_s: float  # of this rank's thread: what counts where other work shares the cores
+    sections: dict[str, float]  # wall time
+
+
+class PassTimes(msgspec.Struct, frozen=True):
+    """Passes as a rank measured them."""
+
+    wall_s: float  # from when all ranks began to when all were through
+    processor_s: float
 
 
 class ModelRun(msgspec.Struct, frozen=True):
-    """What a rank measured; seconds of wall time, from when all ranks began to when all were through."""
+    """What a rank measured."""
 
-    encode_s: float
-    decode_s: float  # of all steps
+    encode: PassTimes
+    decode: PassTimes  # all steps
     encoder: list[LayerTimes]
     decoder: list[list[LayerTimes]]  # of each step
     error: float | None = None  # largest difference of states, over the largest value; None: not checked
 
     def without_sections(self) -> ModelRun:
         """Return the times of whole layers."""
-        encoder, *decoder = ([LayerTimes(it.seconds, {}) for it in layers] for layers in (self.encoder, *self.decoder))
-        return ModelRun(self.encode_s, self.decode_s, encoder, decoder, self.error)
+        encoder, *decoder = (
+            [LayerTimes(it.wall_s, it.processor_s, {}) for it in layers] for layers in (self.encoder, *self.decoder)
+        )
+        return ModelRun(self.encode, self.decode, encoder, decoder, self.error)
 
 
 @dataclass(slots=True)
@@ -134,32 +144,33 @@ class WholeModel:
                 ids, [start] * number, [num_tokens] * number, block_ids, [], num_encoder_tokens=[length] * number
             )
 
-        def encode(layout: RankLayout) -> tuple[Tensor, float, list[LayerTimes]]:
+        def encode(layout: RankLayout) -> tuple[Tensor, PassTimes, list[LayerTimes]]:
             return self._timed(given(0, begin), layout, task.case, kv)
 
         layout = make_layout(task.layout, task.case, shared, rank)
-        hidden, encode_s, encoder = encode(layout)
+        hidden, encode_times, encoder = encode(layout)
         error = None
         if task.is_checked:
             expected, *_ = encode(_Alone(shared.whole(list(range(task.case.layer.num_experts)))))
             error = float((hidden - expected).abs().max() / expected.abs().max())
-        layout, decode_s, decoder = make_layout(task.layout, task.step_case, shared, rank), 0.0, []
+        layout = make_layout(task.layout, task.step_case, shared, rank)
+        steps, decoder = [], []
         for step in range(task.num_steps):
-            _, seconds, times = self._timed(given(begin + step, 1), layout, task.step_case, kv)
-            decode_s += seconds
+            _, step_times, times = self._timed(given(begin + step, 1), layout, task.step_case, kv)
+            steps.append(step_times)
             decoder.append(times)
-        return ModelRun(encode_s, decode_s, encoder, decoder, error)
+        decode_times = PassTimes(sum(it.wall_s for it in steps), sum(it.processor_s for it in steps))
+        return ModelRun(encode_times, decode_times, encoder, decoder, error)
 
     def experts(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """Return what the layout of this pass makes of a layer's tokens."""
         assert self._pass is not None
         meter = WallMeter(self._group)
-        start_s = time.perf_counter()
+        start_s, start_processor_s = time.perf_counter(), time.thread_time()
         result = self._pass.layout.run(Tokens(hidden, topk_ids, topk_weights), meter)
-        seconds = time.perf_counter() - start_s
-        self._pass.times.append(
-            LayerTimes(round(seconds, 6), {name: round(it, 6) for name, it in meter.seconds.items()})
-        )
+        wall_s, processor_s = time.perf_counter() - start_s, time.thread_time() - start_processor_s
+        sections = {name: round(it, 6) for name, it in meter.seconds.items()}
+        self._pass.times.append(LayerTimes(round(wall_s, 6), round(processor_s, 6), sections))
         return result.sums
 
     def _given(self) -> tuple[Tensor, Tensor]:
@@ -168,14 +179,15 @@ class WholeModel:
 
     def _timed(
         self, given: PassInput, layout: RankLayout, case: Case, kv: KVStorage
-    ) -> tuple[Tensor, float, list[LayerTimes]]:
+    ) -> tuple[Tensor, PassTimes, list[LayerTimes]]:
         token_ids, context = given.tensors(kv, torch.device("cpu"))
         self._pass = _Pass(layout, case.tokens(self._group.rank))
         self._group.barrier("begin")
-        start_s = time.perf_counter()
+        start_s, start_processor_s = time.perf_counter(), time.thread_time()
         hidden = self._model(token_ids, context)
+        processor_s = time.thread_time() - start_processor_s
         self._group.barrier("end")
-        return hidden, time.perf_counter() - start_s, self._pass.times
+        return hidden, PassTimes(time.perf_counter() - start_s, processor_s), self._pass.times
 
 
 class _Alone:

@@ -10,16 +10,20 @@ from studies.parallel.paper_tables import FASTER, paper_tables
 from studies.parallel.published_layouts import DEEPSPEED
 
 
-def layer(seconds, **sections):
-    return {"seconds": seconds, "sections": sections}
+def layer(wall_s, **sections):
+    return {"wall_s": wall_s, "processor_s": 2.0, "sections": sections}
+
+
+def passes(wall_s):
+    return {"wall_s": wall_s, "processor_s": 1.0}
 
 
 def ranks(*encoder_s, decoder_s=1.0):
     """Two ranks; the second one's layers take half as long."""
     return [
         {
-            "encode_s": share * sum(encoder_s),
-            "decode_s": share * decoder_s,
+            "encode": passes(share * sum(encoder_s)),
+            "decode": passes(share * decoder_s),
             "encoder": [layer(share * it, experts=share * it, sums=0.5) for it in encoder_s],
             "decoder": [[layer(share * decoder_s, experts=share * decoder_s, sums=0.5)] * len(encoder_s)],
         }
@@ -36,10 +40,11 @@ def record(**point):
 
 def test_figures_are_those_of_the_slowest_rank():
     it = Setting(record())
-    assert it.encode_s("sliced") == 4.0
+    assert (it.encoder_s("sliced"), it.encoder_s("sliced", "processor_s")) == (4.0, 1.0)
     assert it.layer_times("sliced", is_encoder=True) == [[1.0, 3.0], [2.0, 2.0]]
     assert it.speed_up("sliced") == pytest.approx((8 / 2 + 4 / 2) / 2)
     assert it.speed_up("sliced", has_decoder=True) == pytest.approx((8 / 2 + 4 / 2 + 3 + 3) / 4)
+    assert it.speed_up("sliced", clock="processor_s") == 1.0
     mean, deviation = it.sections("sliced", is_encoder=True, layer=0)["experts"]
     assert mean == pytest.approx((0.75 + 2.25) / 2)
     assert deviation == pytest.approx(((0.25**2 + 0.75**2) / 2) ** 0.5)
