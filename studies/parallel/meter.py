@@ -23,7 +23,7 @@ class Meter:
     """Collectives of a group, and their cost in each section of one pass."""
 
     def __init__(self, group: Group) -> None:
-        self._group = group
+        self.group = group
         self.rank, self.size = group.rank, group.size
         self.seconds = dict.fromkeys(SECTIONS, 0.0)  # and of other sections that a layout has
         self.sent_bytes = 0  # to others
@@ -31,7 +31,7 @@ class Meter:
     @contextmanager
     def section(self, name: str) -> Iterator[None]:
         """Time the block, once all ranks have arrived."""
-        self._group.barrier(name)
+        self.group.barrier(name)
         start_s = time.thread_time()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.thread_time() - start_s
@@ -39,12 +39,12 @@ class Meter:
     def all_gather(self, name: str, tensor: Tensor) -> list[Tensor]:
         """See `Group`."""
         self.sent_bytes += tensor.nbytes * (self.size - 1)
-        return self._group.all_gather(name, tensor)
+        return self.group.all_gather(name, tensor)
 
     def all_to_all(self, name: str, parts: Sequence[Tensor]) -> list[Tensor]:
         """See `Group`."""
         self.sent_bytes += sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)
-        return self._group.all_to_all(name, parts)
+        return self.group.all_to_all(name, parts)
 
 
 class WallMeter(Meter):

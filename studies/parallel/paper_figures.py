@@ -39,7 +39,8 @@ class Setting:
 
     def encoder_s(self, arm: str, clock: Clock = "wall_s") -> float:
         """Return the time of the whole encoder: the median of the repeats."""
-        return statistics.median(max(getattr(run.encode, clock) for run in ranks) for ranks in self.runs[arm])
+        slowest: list[float] = [max(getattr(run.encode, clock) for run in ranks) for ranks in self.runs[arm]]
+        return statistics.median(slowest)
 
     def layer_times(self, arm: str, *, is_encoder: bool, clock: Clock = "wall_s") -> list[list[float]]:
         """Return the times of each layer with experts, of all repeats and steps: those of the slowest rank."""
@@ -60,7 +61,7 @@ class Setting:
             ]
             for name in (DEEPSPEED, arm)
         )
-        return statistics.mean(map(truediv, theirs, ours))
+        return statistics.fmean(map(truediv, theirs, ours))
 
     def sections(self, arm: str, *, is_encoder: bool, layer: int) -> dict[str, tuple[float, float]]:
         """Return mean and standard deviation over ranks of each section of a layer, averaged over passes."""

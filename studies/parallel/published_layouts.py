@@ -62,14 +62,14 @@ class PerExpertSlices:
 
     def _outputs(self, gathered: Sequence[Tensor], of_ranks: Sequence[list[int]]) -> list[Tensor]:
         """Return this rank's partial outputs of each rank's rows, in the order of the rows."""
-        inputs = [part.split(counts) for part, counts in zip(gathered, of_ranks, strict=True)]
+        inputs = [torch.split(part, counts) for part, counts in zip(gathered, of_ranks, strict=True)]
         outputs = [torch.empty_like(part) for part in gathered]
-        places = [part.split(counts) for part, counts in zip(outputs, of_ranks, strict=True)]
+        places = [torch.split(part, counts) for part, counts in zip(outputs, of_ranks, strict=True)]
         for expert, own in enumerate(self._own):
             x = torch.cat([of_rank[expert] for of_rank in inputs])
             if len(x):
                 found = own.compute(x, torch.zeros(len(x), 1, dtype=torch.int64), torch.ones(len(x), 1))
-                parts = found.split([counts[expert] for counts in of_ranks])
+                parts = torch.split(found, [counts[expert] for counts in of_ranks])
                 for place, part in zip(places, parts, strict=True):
                     place[expert].copy_(part)
         return outputs
@@ -96,8 +96,8 @@ class ExactSlices:
 
     def run(self, tokens: Tokens, meter: Meter) -> Result:
         """See `RankLayout`. All is one section, since the product exchanges units between products."""
-        units, outputs = Columns(meter, "units", self._units), Columns(meter, "outputs", self._outputs)
-        rounds = TokenRounds(meter, self._layer.hidden, self._layer.top_k)
+        units, outputs = Columns(meter.group, "units", self._units), Columns(meter.group, "outputs", self._outputs)
+        rounds = TokenRounds(meter.group, self._layer.hidden, self._layer.top_k)
         experts = rounds.add_layer(ProductSlices(self._own, units, outputs))
         with meter.section("experts"):
             return Result(experts.exchange(tokens.x, tokens.topk_ids, tokens.topk_weights))
