@@ -1,10 +1,16 @@
-"""Writes two tasks for `moeflow train classifier`, with inputs of middle and of great length.
+"""Writes tasks for `moeflow train classifier`, with inputs of middle and of great length.
 
     python -m studies.text_tasks FOLDER
 
-Each text is prose of docstrings of one installed package, and its label is the package: FOLDER/middle has texts of 40
-to 70 words, FOLDER/long of 170 to 280, each with train.tsv, dev.tsv and test.tsv. Names of the packages are left out of
-the texts. No module is in two of the files, so that no text is known from a neighbour.
+Each task is a folder with train.tsv, dev.tsv and test.tsv. Texts are prose of docstrings of installed packages, and
+labels are computed. Names of the packages are left out of the texts. No module is in two of the files, so that no text
+is known from a neighbour.
+
+- `middle` and `long`: texts of 40 to 70 and of 170 to 280 words. The label is the package.
+- `pairs`, like MRPC: two sentences. `same`: the second one says the first one in another order, with fewer words.
+  `other`: it is so made from another sentence nearby, the one with most words in common.
+- `statements`, like MultiRC: a statement and a passage of 170 to 280 words. `yes`: the passage says it. `no`: another
+  passage of the module does.
 """
 
 from __future__ import annotations
@@ -15,26 +21,93 @@ import importlib.util
 import random
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 PACKAGES = ("numpy", "scipy", "torch", "transformers")
-TASKS = {"middle": (40, 70), "long": (170, 280)}  # words of a text
 PARTS = {"train": 80, "dev": 10, "test": 10}  # modules of a hundred
-MAX_TEXTS = {"train": 1500, "dev": 150, "test": 200}  # of a package
+MAX_TEXTS = {"train": 1500, "dev": 150, "test": 200}  # of a label
+SENTENCE_WORDS = range(10, 31)
+LEFT_OUT = 0.15  # of a sentence's words, where it is said again
+NEIGHBOURS = 20  # sentences before and after one, of which the most similar is chosen
+BETWEEN = " | "
 _NAMES = re.compile(r"\b(np|numpy|scipy|sp|torch|pytorch|transformers|huggingface)\b", re.IGNORECASE)
+
+Texts = Iterator[tuple[str, str]]  # labels and texts of a module
+Make = Callable[[str, Sequence[str], random.Random], Texts]  # from the package, the module's words, and chance
 
 
 def main(folder: Path) -> None:
     """Write all tasks."""
-    for task, (shortest, longest) in TASKS.items():
+    words = {package: [(part_of(module), list(prose(module))) for module in modules(package)] for package in PACKAGES}
+    for task, make in TASKS.items():
+        chance = random.Random(0)
         found: dict[str, dict[str, list[str]]] = {part: {} for part in PARTS}
-        for package in PACKAGES:
-            for module in modules(package):
-                texts = found[part_of(module)].setdefault(package, [])
-                texts += pieces(prose(module), shortest, longest)
-        for part, by_package in found.items():
-            write(folder / task / f"{part}.tsv", by_package, MAX_TEXTS[part])
+        for package, of_modules in words.items():
+            for part, of_module in of_modules:
+                for label, text in make(package, of_module, chance):
+                    found[part].setdefault(label, []).append(text)
+        for part, by_label in found.items():
+            write(folder / task / f"{part}.tsv", by_label, MAX_TEXTS[part])
+
+
+def by_package(shortest: int, longest: int) -> Make:
+    """Return how to make texts of so many words whose label is the package."""
+    return lambda package, words, _: ((package, text) for text in pieces(iter(words), shortest, longest))
+
+
+def pairs(_: str, words: Sequence[str], chance: random.Random) -> Texts:
+    """Yield pairs of sentences: each sentence once with itself, and once with the most similar neighbour."""
+    found = list(sentences(words))
+    sets = [{*sentence} for sentence in found]
+    for place, sentence in enumerate(found):
+        near = range(max(place - NEIGHBOURS, 0), min(place + NEIGHBOURS + 1, len(found)))
+        others = [other for other in near if found[other] != sentence]
+        if others:
+            nearest = max(others, key=lambda other: len(sets[place] & sets[other]) / len(sets[place] | sets[other]))
+            yield "same", joined(sentence, said_again(sentence, chance))
+            yield "other", joined(sentence, said_again(found[nearest], chance))
+
+
+def statements(_: str, words: Sequence[str], chance: random.Random) -> Texts:
+    """Yield statements and passages: each passage with a sentence of its own, and with one of the next passage."""
+    passages = [text.split() for text in pieces(iter(words), 170, 280)]
+    for passage, other in pairwise(passages):
+        own, foreign = list(sentences(passage)), list(sentences(other))
+        if own and foreign:
+            yield "yes", joined(said_again(chance.choice(own), chance), passage)
+            yield "no", joined(said_again(chance.choice(foreign), chance), passage)
+
+
+def sentences(words: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the sentences of usual length."""
+    sentence: list[str] = []
+    for word in words:
+        sentence.append(word)
+        if word.endswith((".", ":")):
+            if len(sentence) in SENTENCE_WORDS:
+                yield sentence
+            sentence = []
+
+
+def said_again(sentence: Sequence[str], chance: random.Random) -> list[str]:
+    """Return a sentence with its end first, and some words left out."""
+    middle = chance.randrange(len(sentence) // 3, 2 * len(sentence) // 3)
+    return [word for word in (*sentence[middle:], *sentence[:middle]) if chance.random() >= LEFT_OUT]
+
+
+def joined(first: Sequence[str], second: Sequence[str]) -> str:
+    """Return two texts as one."""
+    return f"{' '.join(first)}{BETWEEN}{' '.join(second)}"
+
+
+TASKS: dict[str, Make] = {
+    "middle": by_package(40, 70),
+    "long": by_package(170, 280),
+    "pairs": pairs,
+    "statements": statements,
+}
 
 
 def modules(package: str) -> list[Path]:
@@ -76,12 +149,12 @@ def pieces(words: Iterator[str], shortest: int, longest: int) -> Iterator[str]:
             kept = []
 
 
-def write(file: Path, by_package: dict[str, list[str]], max_texts: int) -> None:
-    """Write texts of all packages, as many of each, in an order that is always the same; each text once."""
-    once = {package: list(dict.fromkeys(texts)) for package, texts in by_package.items()}
-    each = min(max_texts, *map(len, once.values()))
+def write(file: Path, by_label: dict[str, list[str]], max_texts: int) -> None:
+    """Write texts of all labels, as many of each, in an order that is always the same; each text once."""
+    once = {label: list(dict.fromkeys(texts)) for label, texts in by_label.items()}
+    each = min([max_texts, *map(len, once.values())])
     chance = random.Random(0)
-    lines = [f"{text}\t{package}\n" for package, texts in sorted(once.items()) for text in chance.sample(texts, each)]
+    lines = [f"{text}\t{label}\n" for label, texts in sorted(once.items()) for text in chance.sample(texts, each)]
     chance.shuffle(lines)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(lines), encoding="utf-8")
