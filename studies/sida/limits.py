@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 import click
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from moeflow.bench.records import Record
 from moeflow.bench.tables import Table
@@ -58,20 +58,6 @@ class Routed:
     def experts(self) -> Tensor:
         """The choices: [N, layers, 1]."""
         return self.logits.argmax(-1, keepdim=True)
-
-
-class WithEmbeddings(ExpertPredictor):
-    """The published network, whose heads see the token's embedding too: full rank, past the compression."""
-
-    def __init__(self, shape: PredictorShape) -> None:
-        super().__init__(shape)
-        self.direct = nn.Linear(shape.embedding_size, shape.num_layers * shape.num_experts, bias=False)
-        nn.init.zeros_(self.direct.weight)
-
-    def forward(self, embeddings: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """See `ExpertPredictor`."""
-        logits = super().forward(embeddings, lengths)
-        return logits + self.direct(F.rms_norm(embeddings, embeddings.shape[-1:])).view(logits.shape)
 
 
 @torch.no_grad()
@@ -125,9 +111,7 @@ def token_table(learn: Routed, num_tokens: int) -> Tensor:
     return flat.index_add_(0, places.flatten(), torch.ones(places.numel())).view(num_tokens, num_layers, num_experts)
 
 
-def student(
-    network: SwitchClassifier, learn: Routed, epochs: int, recipe: PredictorRecipe, kind: type[ExpertPredictor]
-) -> ExpertPredictor:
+def student(network: SwitchClassifier, learn: Routed, epochs: int, recipe: PredictorRecipe) -> ExpertPredictor:
     """Return a trained predictor; a tenth of the texts decides when it is best."""
     torch.manual_seed(recipe.seed)
     shape = PredictorShape(
@@ -138,8 +122,9 @@ def student(
         hidden_size=recipe.hidden_size,
         window=recipe.window,
         is_causal=False,
+        has_direct=recipe.heads == "direct",
     )
-    task = PredictorTask(kind(shape), learn.text, _embeddings(network), recipe)
+    task = PredictorTask(ExpertPredictor(shape), learn.text, _embeddings(network), recipe)
     TrainingLoop(task, Schedule(epochs=epochs, num_threads=torch.get_num_threads())).run()
     return task.predictor.eval()
 
@@ -242,8 +227,8 @@ def measured(network: SwitchClassifier, learn_texts: list[Tensor], dev_texts: li
         with torch.no_grad():
             logits[:, layer] = probe(dev.inputs[layer - 1])
         rows.add(f"hidden states of layer {layer - 1} for layer {layer} (oracle)", logits, learn, first_layer=layer)
-    for name, seen, kind, changed in _students(network, learn, learn_texts, recipe, options["with_less"]):
-        made = student(network, seen, epochs, changed, kind)
+    for name, seen, changed in _students(network, learn, learn_texts, recipe, options["with_less"]):
+        made = student(network, seen, epochs, changed)
         on_learnt = hits(guessed(made, network, seen), seen, 3).float().mean()
         number = sum(weight.numel() for weight in made.parameters())
         rows.add(name, guessed(made, network, dev), seen, learnt_top3=float(on_learnt), num_weights=number)
@@ -252,14 +237,13 @@ def measured(network: SwitchClassifier, learn_texts: list[Tensor], dev_texts: li
 
 def _students(
     network: SwitchClassifier, learn: Routed, texts: list[Tensor], recipe: PredictorRecipe, with_less: bool
-) -> Iterator[tuple[str, Routed, type[ExpertPredictor], PredictorRecipe]]:
-    """Yield the networks to train: name, text, class and hyperparameters."""
-    yield "published network", learn, ExpertPredictor, recipe
-    yield "and embeddings to the heads", learn, WithEmbeddings, recipe
+) -> Iterator[tuple[str, Routed, PredictorRecipe]]:
+    """Yield the networks to train: name, text and hyperparameters."""
+    for heads, loss in product(("published", "direct"), ("all", "truncated")):
+        yield f"network, heads {heads}, loss {loss}", learn, replace(recipe, heads=heads, loss=loss)
     if with_less:
         less = routed(network, texts[: len(texts) // 4])
-        yield "published network", less, ExpertPredictor, recipe
-        yield "published network, truncated loss", less, ExpertPredictor, replace(recipe, loss="truncated")
+        yield "network, heads direct, loss truncated", less, replace(recipe, loss="truncated")
 
 
 @click.command(help=__doc__)

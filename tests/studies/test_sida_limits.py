@@ -66,7 +66,7 @@ def test_rows_are_hits_by_layer_and_by_count(loaded):
     rows = limits.measured(network, learn, dev, epochs=1, recipe=RECIPE, with_less=True)
     given = limits.routed(network, dev)
     found = {(row["predictor"], row["text_tokens"]): row for row in rows.found}
-    assert len(found) == 9
+    assert len(found) == 10
     oracle = found["the model without its experts (oracle)", 0]
     best = limits.without_experts(network, dev).topk(3).indices.tolist()
     wanted = given.experts[..., 0].tolist()
@@ -81,5 +81,5 @@ def test_rows_are_hits_by_layer_and_by_count(loaded):
     record = {"model": "m", "data": "d", "num_experts": EXPERTS, "num_layers": 2, "epochs": 1, "hidden_size": 8}
     record |= {"counts": list(limits.COUNTS), "shares": rows.shares(), "rows": rows.found}
     table = limits.limits_table(record)
-    assert len(table.rows) == 9
+    assert len(table.rows) == 10
     assert {*map(len, table.rows)} == {len(table.columns)}

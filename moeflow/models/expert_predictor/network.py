@@ -32,6 +32,7 @@ class PredictorShape:
     hidden_size: int = 256
     window: int = 256  # tokens that attention sees, the newest included, if it
     is_causal: bool = True
+    has_direct: bool = False  # whether heads see the token's embedding as well; published: they do not
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,9 @@ class ExpertPredictor(nn.Module):
         self.lstm = nn.LSTM(size, size, LSTM_LAYERS, batch_first=True)
         self.query, self.key, self.value = (nn.Linear(size, size, bias=False) for _ in range(3))
         self.heads = nn.Linear(size, shape.num_layers * shape.num_experts)
+        if shape.has_direct:
+            self.direct = nn.Linear(shape.embedding_size, shape.num_layers * shape.num_experts, bias=False)
+            nn.init.zeros_(self.direct.weight)
 
     def forward(self, embeddings: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Return logits of whole texts; `lengths` [B] of padded texts; None: all are full.
@@ -64,11 +68,12 @@ class ExpertPredictor(nn.Module):
             return self.go_on(embeddings, [self.begin() for _ in embeddings])[0]
         num_texts, num_tokens, _ = embeddings.shape
         zeros = embeddings.new_zeros(LSTM_LAYERS, num_texts, self.shape.hidden_size)
-        outputs, _ = self._recurrent(self._compressed(embeddings), (zeros, zeros))
+        normed = _normed(embeddings)
+        outputs, _ = self._recurrent(self._product("compress", normed), (zeros, zeros))
         is_seen = torch.ones(num_texts, 1, num_tokens, dtype=torch.bool)
         if lengths is not None:
             is_seen = torch.arange(num_tokens) < lengths[:, None, None]
-        return self._logits(outputs, self._product("key", outputs), self._product("value", outputs), is_seen)
+        return self._logits(normed, outputs, self._product("key", outputs), self._product("value", outputs), is_seen)
 
     def begin(self) -> PredictorState:
         """Return the state before the first token."""
@@ -81,21 +86,17 @@ class ExpertPredictor(nn.Module):
         Shapes: embeddings [B, T, H], of as many tokens each -> [B, T, layers, E].
         """
         num_tokens = embeddings.shape[1]
-        compressed = self._compressed(embeddings)
+        normed = _normed(embeddings)
         before = tuple(torch.stack([getattr(state, name) for state in states], dim=1) for name in ("hidden", "cell"))
-        outputs, (hidden, cell) = self._recurrent(compressed, before)
+        outputs, (hidden, cell) = self._recurrent(self._product("compress", normed), before)
         keys, num_past = _with_past([state.keys for state in states], self._product("key", outputs))
         values, _ = _with_past([state.values for state in states], self._product("value", outputs))
-        logits = self._logits(outputs, keys, values, self._is_seen(num_past, num_tokens))
+        logits = self._logits(normed, outputs, keys, values, self._is_seen(num_past, num_tokens))
         after = [
             PredictorState(hidden[:, text], cell[:, text], *self._kept(keys[text], values[text], num, num_tokens))
             for text, num in enumerate(num_past)
         ]
         return logits, after
-
-    def _compressed(self, embeddings: Tensor) -> Tensor:
-        """Return what the LSTM gets: embeddings of models differ in size by orders of magnitude."""
-        return self._product("compress", F.rms_norm(embeddings, embeddings.shape[-1:]))
 
     def _product(self, name: str, inputs: Tensor) -> Tensor:
         """Return what a linear layer makes of its inputs. Shapes: inputs [B, T, its inputs] -> [B, T, its outputs]."""
@@ -110,16 +111,18 @@ class ExpertPredictor(nn.Module):
         outputs, after = self.lstm(inputs, before)
         return outputs, after
 
-    def _logits(self, outputs: Tensor, keys: Tensor, values: Tensor, is_seen: Tensor) -> Tensor:
-        """Attend, and ask the heads. Shapes: outputs [B, T, D], keys and values [B, S, D], is_seen [B or 1, T or 1, S].
+    def _logits(self, normed: Tensor, outputs: Tensor, keys: Tensor, values: Tensor, is_seen: Tensor) -> Tensor:
+        """Attend, and ask the heads.
 
-        -> [B, T, layers, E]
+        Shapes: normed [B, T, H], outputs [B, T, D], keys and values [B, S, D], is_seen [B or 1, T or 1, S]
+        -> [B, T, layers, E].
         """
         scores = self._product("query", outputs) @ keys.transpose(1, 2) / math.sqrt(self.shape.hidden_size)
         attended = sparsemax(scores.masked_fill(~is_seen, -math.inf)) @ values
-        return self._product("heads", outputs + attended).view(
-            *outputs.shape[:2], self.shape.num_layers, self.shape.num_experts
-        )
+        logits = self._product("heads", outputs + attended)
+        if self.shape.has_direct:
+            logits = logits + self._product("direct", normed)
+        return logits.view(*outputs.shape[:2], self.shape.num_layers, self.shape.num_experts)
 
     def _is_seen(self, num_past: Sequence[int], num_tokens: int) -> Tensor:
         """Return which keys a token sees: its own, and those before it in the window. Shapes: -> [B, T, past + T]."""
@@ -133,6 +136,11 @@ class ExpertPredictor(nn.Module):
         num_kept = min(num_past + num_tokens, self.shape.window - 1)
         start = len(keys) - num_kept
         return keys[start:].clone(), values[start:].clone()
+
+
+def _normed(embeddings: Tensor) -> Tensor:
+    """Return embeddings of size 1, as those of models differ by orders of magnitude. Shapes: [..., H] -> [..., H]."""
+    return F.rms_norm(embeddings, embeddings.shape[-1:])
 
 
 def _with_past(past: Sequence[Tensor], new: Tensor) -> tuple[Tensor, list[int]]:

@@ -151,6 +151,7 @@ def _parts(checkpoint: Checkpoint, recipe: PredictorRecipe, data: Path | None, f
         top_k=config.routing.top_k,
         hidden_size=recipe.hidden_size,
         window=recipe.window,
+        has_direct=recipe.heads == "direct",
     )
     if config.num_encoder_moe_layers:
         yield _Part(replace(shape, num_layers=config.num_encoder_moe_layers, is_causal=False), folder)

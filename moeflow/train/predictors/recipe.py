@@ -29,5 +29,10 @@ class PredictorRecipe(Recipe):
     )
     batch_size: int = count(32, "Pieces of text in a step.")
     hidden_size: int = count(256, "Hidden size of the network.")
+    heads: str = option(
+        "direct",
+        "Inputs of the network's heads: direct, with the token's own embedding; or published, without.",
+        choices=("direct", "published"),
+    )
     window: int = count(128, "Tokens of its attention.")
     seed: int = option(0, "The same seed gives the same weights.")

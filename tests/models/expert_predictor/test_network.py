@@ -16,13 +16,23 @@ from tests.kernels.cpu_reference import ROUNDING_ISAS
 from tests.tiny_mixtral import write_tiny_mixtral
 
 SHAPE = PredictorShape(embedding_size=12, num_layers=3, num_experts=5, top_k=2, hidden_size=16, window=4)
+DIRECT = dataclasses.replace(SHAPE, has_direct=True)
 
 
-@pytest.fixture(params=["as trained", "packed"])
+def made_of(shape):
+    """Return a network whose heads see embeddings from the start, if they do at all."""
+    one = ExpertPredictor(shape).requires_grad_(False)
+    if shape.has_direct:
+        torch.nn.init.normal_(one.direct.weight, std=0.3)
+    return one
+
+
+@pytest.fixture(params=[(SHAPE, False), (DIRECT, False), (DIRECT, True)], ids=["published", "direct", "packed"])
 def predictor(request):
     torch.manual_seed(2)
-    made = ExpertPredictor(SHAPE).requires_grad_(False)
-    if request.param == "as trained":
+    shape, is_packed = request.param
+    made = made_of(shape)
+    if not is_packed:
         return made
     if not extension.is_available():
         pytest.skip(extension.why_not())
@@ -45,6 +55,16 @@ def test_pieces_of_texts_of_any_length_are_predicted_as_wholes(predictor):
     assert all(len(state.keys) == SHAPE.window - 1 for state in states)
 
 
+def test_heads_see_the_embedding_where_they_are_direct():
+    torch.manual_seed(2)
+    one, text = made_of(DIRECT), torch.randn(1, 6, 12)
+    published = ExpertPredictor(SHAPE).requires_grad_(False)
+    published.load_state_dict({name: weight for name, weight in one.state_dict().items() if name != "direct.weight"})
+    sizes = text.square().mean(-1, keepdim=True).add(torch.finfo(torch.float32).eps).sqrt()
+    wanted = published(text) + (text / sizes @ one.direct.weight.T).view(1, 6, 3, 5)
+    torch.testing.assert_close(one(text), wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_a_token_is_predicted_from_those_before_it_and_itself(predictor):
     text = torch.randn(1, 6, 12)
     other = text.clone()
@@ -58,8 +78,8 @@ def test_a_token_is_predicted_from_those_before_it_and_itself(predictor):
 def test_packed_it_says_the_same_but_for_bfloat16():
     torch.manual_seed(2)
     for is_causal in (True, False):
-        shape = dataclasses.replace(SHAPE, is_causal=is_causal, hidden_size=40, embedding_size=70)
-        one = ExpertPredictor(shape).requires_grad_(False)
+        shape = dataclasses.replace(DIRECT, is_causal=is_causal, hidden_size=40, embedding_size=70)
+        one = made_of(shape)
         packed, texts = for_serving(one), torch.randn(3, 9, 70)
         logits, expected = packed(texts), one(texts)
         assert not torch.equal(logits, expected)
