@@ -26,8 +26,6 @@ from typing import Any
 import click
 import psutil
 
-from moeflow.bench.records import Record
-from moeflow.bench.tables import Table
 from moeflow.cli.bench.output import result_options
 from moeflow.core.errors import EngineError
 from moeflow.engine.generator import Generator
@@ -46,11 +44,11 @@ from moeflow.server.listener import listen, url
 from moeflow.server.model_pool import ModelPool
 from moeflow.server.open_connections import MAX_CONNECTIONS
 from moeflow.text.tokenizer import Tokenizer
+from studies.front_cost_table import table
 from studies.harness.command import run_study
 from studies.harness.records import publish
 from studies.sleeping_engine import PASS_S, SleepingHost, sleeping_config
 
-NUMBERS = ("server_us", "fronts_us", "tokens_per_s")
 CHANNELS = ("ipc", "curve")
 FRONT = "moeflow.server.fronts.main"
 TOKEN = b"0123456789abcdef0123456789abcdef"
@@ -152,16 +150,6 @@ def read_streams(address: str, path: str, *, streams: int, tokens: int, server: 
         raise EngineError(f"{num_events} events instead of {streams * tokens}")
     cost = {f"{name}_us": (ended[name] - begun[name]) / (streams * tokens) * 1e6 for name in ended}
     return cost | {"tokens_per_s": streams * tokens / wall_s}
-
-
-def table(record: Record) -> Table:
-    """Return the processor times."""
-    rows = [
-        (it["channel"], it["path"], str(it["streams"]), *(f"{it[name]:.0f}" for name in NUMBERS))
-        for it in record["rounds"]
-    ]
-    columns = ("channel", "endpoint", "streams", "server, us a token", "fronts, us a token", "tokens/s")
-    return Table(f"Processor time for a streamed token, {record['fronts']} front(s)", columns, tuple(rows))
 
 
 @click.command(help=__doc__)

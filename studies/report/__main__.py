@@ -35,6 +35,7 @@ from studies.attention_places_plot import plot_places
 from studies.engine_deaths import aborts_table, kills_table
 from studies.expert_cache_overhead import table as cache_table
 from studies.families_table import families_table, is_family, versus_table
+from studies.front_cost_table import table as front_table
 from studies.fused_experts import table as experts_table
 from studies.gguf_answers_table import table as gguf_table
 from studies.harness.command import run_study
@@ -417,6 +418,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     "fused_experts": ("Expert layer", write_newest(experts_table, lambda r: r["format"])),
     "engine_vs_transformers": ("transformers' generate", write_versus),
     "serve": ("Serving", write_serve),
+    "front_cost": ("HTTP processes", write_newest(front_table, lambda r: r["fronts"])),
     "server_under_long_prompts": (
         "Serving beside long prompts",
         write_newest(long_prompts_table, lambda r: r["model"]),

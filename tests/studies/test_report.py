@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
+from moeflow.bench.records import is_dirty, read
 from moeflow.core.errors import ConfigError
 from studies.report.__main__ import write_page as write
 from studies.report.summary import NUM_README, claims, readme_table
@@ -241,6 +242,20 @@ def test_claims_open_the_page_with_figures_of_their_records(tmp_path):
     ]
     assert rows_of(page, "The plan against a grid")["2 together"] == ["25.0 (20.0-30.0)", "50.0%"]
     assert rows_of(page, "Decode passes with")["traced"] == ["20.200", "+1.00%"]
+
+
+def test_processor_time_of_http_processes_has_a_section(tmp_path):
+    rounds = [{"channel": "ipc", "path": "/v1/completions", "streams": 64, "server_us": 48.9, "fronts_us": 0.0}]
+    record = {**forms_record(), "kind": "front_cost", "fronts": 1, "rounds": [rounds[0] | {"tokens_per_s": 1996.3}]}
+    page = write_page(tmp_path, record)
+    assert "### HTTP processes" in page
+    assert rows_of(page, "Processor time for a streamed token")["ipc"] == ["/v1/completions", "64", "49", "0", "1996"]
+
+
+def test_only_comparisons_with_engines_built_by_hand_are_of_uncommitted_code():
+    """All others run from a clone, so they are measured again instead."""
+    found = read(sorted((ROOT / "docs" / "studies" / "results").glob("*.jsonl")))
+    assert [record["command"] for record in found if is_dirty(record) and "BIGMOE" not in record["command"]] == []
 
 
 def test_schemas_and_the_page_have_sections(tmp_path):
