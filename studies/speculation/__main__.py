@@ -57,6 +57,13 @@ that of the time between tokens. It depends on what is asked: text that repeats 
     multiple=True,
     help="Also draft so many tokens in every pass, as a tree and as the best single chain; may be given often.",
 )
+@click.option(
+    "--compare-pools",
+    "pools",
+    type=click.IntRange(1),
+    multiple=True,
+    help="Merge the drafts of the first so many speculators for this; may be given often.  [default: all]",
+)
 @click.option("--plot", type=NEW_PICTURE, help="Draw right drafts by depth, and speed-ups by set, to this PNG.")
 @result_options
 def speculation(
@@ -66,6 +73,7 @@ def speculation(
     temperature: float,
     rounds: int,
     sizes: tuple[int, ...],
+    pools: tuple[int, ...],
     plot: Path | None,
     as_json: bool,
     out: Path | None,
@@ -81,7 +89,7 @@ def speculation(
     config = resolve(prepare({**overrides, "max_num_seqs": 1})).config
     asked = read_prompts(prompts, config.model_path)
     with (
-        SpeculationRun(config, new_tokens=new_tokens, temperature=temperature, sizes=sizes) as run,
+        SpeculationRun(config, new_tokens=new_tokens, temperature=temperature, sizes=sizes, pools=pools) as run,
         bar(rounds * len(asked) * len(run.names)) as shown,
     ):
         arms = run.answer(asked, rounds, shown.advance)

@@ -2,13 +2,14 @@
 
 The arms are no drafts, each speculator alone, and all combined; these draft as much as pays. Optional pairs draft a
 fixed number of tokens per pass: as a tree of the likeliest, and as the best single chain. They show the gain of trees
-at the same compute.
+at the same compute, for the first so many speculators of the pool.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from moeflow.core.engine_config import EngineConfig
@@ -132,16 +133,21 @@ class Arm:
         ]
 
 
-def make_arms(config: EngineConfig, runner: Runner, sizes: Sequence[int]) -> list[Arm]:
-    """Return the engine that does not draft, then the drafting engines. Raises: CheckpointError, CapacityError."""
+def make_arms(config: EngineConfig, runner: Runner, sizes: Sequence[int], pools: Sequence[int] = ()) -> list[Arm]:
+    """Return the engine that does not draft, then the drafting engines.
+
+    Each of `pools` is a number of speculators whose drafts are merged; without any, all are.
+    Raises: CheckpointError, CapacityError.
+    """
     pool = load_speculators(config, runner)
     arms = [Arm("none", config, runner, (), None)]
     arms += [Arm(one.name, config, runner, _own(one), None) for one in pool]
     if len(pool) > 1:
         arms.append(Arm(ALL, config, runner, _own(*pool), None))
-    for num_tokens in sizes:
-        for size in (Size(num_tokens, is_chain=False), Size(num_tokens, is_chain=True)):
-            arms.append(Arm(size.name, config, runner, _own(*pool), size))
+    for number, num_tokens, is_chain in product(pools or (len(pool),), sizes, (False, True)):
+        size, merged = Size(num_tokens, is_chain=is_chain), pool[:number]
+        name = size.name if len(merged) == len(pool) else f"{size.name} by {number}"
+        arms.append(Arm(name, config, runner, _own(*merged), size))
     return arms
 
 

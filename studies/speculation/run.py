@@ -36,15 +36,24 @@ class Answer:
 class SpeculationRun:
     """The engines, and their results for the prompts."""
 
-    def __init__(self, config: EngineConfig, *, new_tokens: int, temperature: float, sizes: Sequence[int] = ()) -> None:
-        """Load the model; `sizes` are numbers of drafted tokens at which trees and chains are compared.
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        new_tokens: int,
+        temperature: float,
+        sizes: Sequence[int] = (),
+        pools: Sequence[int] = (),
+    ) -> None:
+        """Load the model; `sizes` are numbers of drafted tokens at which trees and chains are compared. `pools`: see
+        `make_arms`.
 
         Raises: as `Engine.load`.
         """
         scheduler = replace(config.scheduler, prefix_caching=False)  # else an engine would find the others' blocks
         config = replace(config, scheduler=scheduler)
         self._runner = load_runner(config)
-        self._arms = make_arms(config, self._runner, sizes)
+        self._arms = make_arms(config, self._runner, sizes, pools)
         self._sampling = SamplingParams(max_tokens=new_tokens, temperature=temperature)
 
     def __enter__(self) -> SpeculationRun:

@@ -19,10 +19,14 @@ def speculation_tables(record: Record) -> list[Table]:
     if any(one["drafted"] for arm in free for one in arm["acceptance"]):
         tables.append(_depth_table(about, free))
     trees = [arm for arm in record["arms"] if arm["size"] is not None and not arm["is_chain"]]
-    chains = {arm["size"]: arm for arm in record["arms"] if arm["is_chain"]}
+    chains = {_shape(arm): arm for arm in record["arms"] if arm["is_chain"]}
     if trees:
-        tables.append(_tree_table(about, [(tree, chains[tree["size"]]) for tree in trees]))
+        tables.append(_tree_table(about, [(tree, chains[_shape(tree)]) for tree in trees]))
     return tables
+
+
+def _shape(arm: dict[str, Any]) -> tuple[int, int]:
+    return len(arm["speculators"]), arm["size"]
 
 
 def by_depth(arm: dict[str, Any]) -> list[tuple[str, list[int], list[int]]]:
@@ -82,6 +86,7 @@ def _tree_table(about: str, pairs: Sequence[tuple[dict[str, Any], dict[str, Any]
             rows.append(
                 (
                     name,
+                    str(len(tree["speculators"])),
                     str(tree["size"]),
                     f"{drafted:.2f} / {chain_drafted:.2f}",
                     f"{right:.2f} / {chain_right:.2f}",
@@ -89,7 +94,15 @@ def _tree_table(about: str, pairs: Sequence[tuple[dict[str, Any], dict[str, Any]
                     f"{one['tokens_per_s']:.1f} / {other['tokens_per_s']:.1f}",
                 )
             )
-    columns = ("prompts", "drafts at most", "drafts a pass, tree / chain", "right a pass", "ratio", "tokens/s")
+    columns = (
+        "prompts",
+        "speculators",
+        "drafts at most",
+        "drafts a pass, tree / chain",
+        "right a pass",
+        "ratio",
+        "tokens/s",
+    )
     notes = ("Passes are those with drafts. A chain is the branch of which most is expected to be right.",)
     return Table(f"Trees against the best single chain: {about}", columns, tuple(rows), notes)
 

@@ -140,6 +140,24 @@ def test_every_speculator_alone_all_together_and_both_shapes(config):
     assert [row[0] for row in shapes.rows] == ["one", "two", "all sets"]
 
 
+def test_pools_are_the_first_speculators_and_have_rows_of_their_own(config):
+    with SpeculationRun(config, new_tokens=24, temperature=0.0, sizes=(3,), pools=(1, 2)) as run:
+        arms = run.answer([Prompt("one", [5, 6, 7, 8] * 8)], 1, lambda: None)
+    shaped = [arm for arm in arms if arm["size"] is not None]
+    assert [(arm["name"], len(arm["speculators"])) for arm in shaped] == [
+        ("tree of 3 by 1", 1),
+        ("chain of 3 by 1", 1),
+        ("tree of 3", 2),
+        ("chain of 3", 2),
+    ]
+    assert shaped[0]["speculators"] == ["suffix"]
+    *_, shapes = speculation_tables({"record": "x", "model": "tiny", "weight_format": "float32", "arms": arms})
+    assert [row[:3] for row in shapes.rows] == [
+        (name, number, "3") for number in ("1", "2") for name in ("one", "all sets")
+    ]
+    assert shapes.rows[0][3:] != shapes.rows[2][3:]
+
+
 def test_chains_are_chains(config):
     """This covers the computed trees, not the chosen ones: every tree of the arm has one branch."""
     with SpeculationRun(config, new_tokens=32, temperature=0.0, sizes=(4,)) as run:
