@@ -98,7 +98,7 @@ def train(source, out, *options):
 
 
 def test_trains_an_expert_for_each_text(source, tmp_path):
-    done = train(source, tmp_path / "moe", "--steps", "2", "--joint-steps", "1", "--json")
+    done = train(source, tmp_path / "moe", "--minutes", "1", "--steps", "2", "--joint-steps", "1", "--json")
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
     assert (result["experts"], result["top_k"]) == (2, 2)

@@ -50,6 +50,7 @@ class ExpertNetwork(Student):
         prefix = f"model.layers.{layer}.mlp"
         topk_ids, topk_weights = self._route(layer, x)
         gate, up = (self._linear(x, f"{prefix}.{name}") for name in (GATE, UP))
+        inputs = x.to(gate.dtype)
         parts = [
             zip(*(factor.unbind() for factor in self.adapters.of(layer, name)), strict=True)
             for name in (GATE, UP, DOWN)
@@ -59,7 +60,7 @@ class ExpertNetwork(Student):
             rows, slots = (topk_ids == expert).nonzero(as_tuple=True)
             if not len(rows):
                 continue
-            own, weights = x[rows], topk_weights[rows, slots][:, None]
+            own, weights = inputs[rows], topk_weights[rows, slots][:, None].to(gate.dtype)
             activated = F.silu(gate[rows] + _product(own, of_gate)) * (up[rows] + _product(own, of_up)) * weights
             rows_of_all.append(rows)
             inner.append(activated)
