@@ -25,7 +25,7 @@ Examples:
 
 @click.group(epilog=EPILOG)
 def paper() -> None:
-    """Show what the four papers published, beside what this project predicts and measures."""
+    """Compare published results of the four papers with predictions and measurements."""
 
 
 @paper.command("list")
@@ -38,13 +38,13 @@ def list_experiments() -> None:
 
 @paper.command("sliced-experts")
 def sliced_experts() -> None:
-    """Show the published results of sliced experts, beside kept records of studies.parallel."""
+    """Compare the published results of sliced experts with kept records of studies.parallel."""
     show(sliced_table(recorded("parallel")))
 
 
 @paper.command()
 def sida() -> None:
-    """Show what SiDA published, beside kept records of studies.sida."""
+    """Compare the published results of SiDA with kept records of studies.sida."""
     show(sida_table(recorded("sida")))
 
 

@@ -61,7 +61,7 @@ def expertflow(
     as_json: bool,
     out: Path | None,
 ) -> None:
-    """Show what ExpertFlow's thesis published, beside what is simulated and measured; it takes some minutes."""
+    """Compare the figures of ExpertFlow's thesis with simulated and measured ones; it takes some minutes."""
     if SIMULATED in parts:
         pictures = _Pictures(plots, SIMULATED)
         with bar(thesis.num_steps()) as shown:

@@ -37,7 +37,7 @@ HITS: Final = Published("table 4: top-3 hit rate", {8: "99.0%", 128: "98.8%"})
 
 
 def sida_table(records: Sequence[Record]) -> Table:
-    """Return the newest record of each number of experts beside the published results."""
+    """Return published results, and those of the newest record for each number of experts."""
     newest = {record["num_experts"]: record for record in records if record["data"] == DATA}
     found = [it for number, record in sorted(newest.items()) for it in _results(number, record)]
     rows = [

@@ -3,23 +3,23 @@
 GPT-MoE on four T4s (`gpt-moe` on `g4dn-12xlarge`). The scheduler and the clock are those of `moeflow simulate serve`.
 `TERMS` are the foundations of ExpertFlow's pass times, each in addition to the earlier ones:
 
-- *data sheets*: float16, every kernel at its roof, boost clock, and all works shared evenly by four devices.
-- *float32*: the authors' example computes in it (`DT_FLOAT`; the thesis names mixed precision as future work).
-- *measured parts*: the machine file, whose T4 reads 220 GB/s and runs at its base clock.
+- *data sheets*: float16, every kernel at its roof, boost clock. Four devices share all work evenly.
+- *float32*: the format of the authors' example (`DT_FLOAT`). The thesis names mixed precision as future work.
+- *measured parts*: the machine file. Its T4 reads 220 GB/s and runs at its base clock.
 - *plan*: section 3.3. Each device has the attention and dense networks of a quarter of the tokens, and a quarter of the
   experts. Tokens cross PCIe before and after their experts. All tokens get logits, as in the example's last layer.
 
-The limits of a batch are those of the authors' example (github.com/flexflow/FlexFlow, branch inference,
-`examples/cpp/inference/mixture_of_experts`, and `batch_config.h`): 4 batches in flight, each of up to 256 requests and
-8 x 256 tokens; top-1 of 64 experts in blocks of 16.
+The authors' example has the limits of a batch: github.com/flexflow/FlexFlow, branch inference,
+`examples/cpp/inference/mixture_of_experts` and `batch_config.h`. Four batches are in flight. Each has up to 256 requests
+and 8 x 256 tokens. Tokens choose one of 64 experts, in blocks of 16.
 
 Two constants are fitted, each to one published figure, and all others are predictions:
 
-- `WAIT`: seconds that each of ExpertFlow's latencies has beyond the simulated ones, from the least latency at 50
+- `wait_s`: seconds that each of ExpertFlow's latencies has beyond the simulated ones, from the least latency at 50
   requests/s. It is no computing time. At 50 requests/s the run ends 1.8 s after the last arrival is due, but no request
   takes less than 5.6 s. So latencies count from an earlier moment than throughputs.
-- `STATIC_BATCH`: rows of FasterTransformer's batches, a power of two, from the requests a second at 100 requests/s. It
-  runs in float16 (`weight_data_type`), and all devices share each matrix (`tensor_para_size`), with two all-reduces a
+- The rows of FasterTransformer's batches (`STATIC_BATCHES`), from its published rate at 100 requests/s. It runs in
+  float16 (`weight_data_type`), and all devices share each matrix (`tensor_para_size`), with two all-reduces a
   layer.
 """
 
@@ -226,5 +226,5 @@ def simulations(
 
 
 def num_steps() -> int:
-    """Return how often `simulations` says what it does."""
+    """Return the number of runs that `simulations` reports."""
     return len(STATIC_BATCHES) + len(RATES) * (1 + len(TERMS))

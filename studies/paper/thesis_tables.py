@@ -80,8 +80,8 @@ def _latencies(runs: dict[Any, Run], record: Record) -> Table:
     columns = ("arrivals", "average", "ours", "off by", "least", "ours", "off by", "most", "ours", "off by")
     notes = (
         f"ExpertFlow's simulated latencies include {record['wait_s']:.2f} s, fitted to its least latency at "
-        f"{FITTED_RATE['wait']} requests/s. It is no computing time: there, the published run ends 1.8 s after the "
-        "last arrival is due, but no request takes less than 5.6 s.",
+        f"{FITTED_RATE['wait']} requests/s. It is no computing time. The published run ends 1.8 s after its last "
+        "arrival is due, but no request takes less than 5.6 s.",
         *_shorter(runs, record),
     )
     return Table("Table 6.3, simulated: latency of a request, s", columns, tuple(rows), notes)
