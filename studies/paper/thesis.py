@@ -9,9 +9,9 @@ GPT-MoE on four T4s (`gpt-moe` on `g4dn-12xlarge`). The scheduler and the clock 
 - *plan*: section 3.3. Each device has the attention and dense networks of a quarter of the tokens, and a quarter of the
   experts. Tokens cross PCIe before and after their experts. All tokens get logits, as in the example's last layer.
 
-The authors' example has the limits of a batch: github.com/flexflow/FlexFlow, branch inference,
-`examples/cpp/inference/mixture_of_experts` and `batch_config.h`. Four batches are in flight. Each has up to 256 requests
-and 8 x 256 tokens. Tokens choose one of 64 experts, in blocks of 16.
+The thesis has no limits of a batch; the authors' example does: github.com/flexflow/FlexFlow, branch inference,
+`examples/cpp/inference` and `batch_config.h`, in the versions with 2,560 requests. Four batches are in flight. Each has
+up to 256 requests and 8 x 256 tokens. Tokens choose one of 64 experts, in blocks of 16.
 
 Two constants are fitted, each to one published figure, and all others are predictions:
 
