@@ -72,11 +72,18 @@ def test_greedy_tokens_through_the_engine(tmp_path, name):
         engine.close()
 
 
-@pytest.fixture
-def folder(tmp_path):
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
     """Files of two ranks, as DeepSpeed saves them."""
-    write(MegatronGPT(CASES["deepspeed"]), tmp_path)
-    return tmp_path
+    place = tmp_path_factory.mktemp("deepspeed")
+    write(MegatronGPT(CASES["deepspeed"]), place)
+    return place
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """A copy of these files."""
+    return shutil.copytree(saved, tmp_path / "model")
 
 
 RANK = "mp_rank_{:02}_model_states.pt"
