@@ -9,7 +9,8 @@ Arms are engines of two ranks, with a core and a thread each. They answer the sa
   sliced: a slice of every expert.
 - synchronous: all tokens of a pass at once. asynchronous: `--rank-schedule asynchronous`, so in two halves.
 
-The link is the memory of one machine, or a link of this rate between two network namespaces (needs root). The model is
+The link is the memory of one machine, or a link of this rate between two network namespaces (needs root). With --scale,
+ranks sleep as long as T4s would compute a model of GPT-MoE's sizes, which needs no idle machine. The model is
 a random one of the family dots1. Biases let its routers prefer a quarter of the experts: the first ones in even layers,
 the last ones in odd layers. So with experts by index each rank is the slower one by turns. Idle is the share of the
 time that the first rank waits for the other, with copies. All arms must give equal tokens.
@@ -41,14 +42,17 @@ from moeflow.engine.engine import Engine
 from moeflow.engine.ranks.linked_rank import compute_linked
 from moeflow.planner.planning import plan_for_start
 from moeflow.settings.settings import Settings
+from studies.asynchronous.case import Case
 from studies.harness.children import Children
 from studies.harness.command import run_study
 from studies.harness.interleaved import interleaved
 from studies.harness.records import publish
+from studies.sleeping_ranks import sleep_as
 from studies.two_machines import ADDRESSES, Machine, answers, limit_link, two_machines
 from tests.tiny_mixtral import write_byte_tokenizer
 
 MEMORY: Final = "memory"  # the link of ranks on one machine
+UNLIMITED: Final = "unlimited"  # as fast as the namespaces of one machine
 FIRST_PORT: Final = 9310
 SECRET: Final = b"of the ranks of this study"
 LAYOUTS: Final[dict[str, dict[str, Any]]] = {
@@ -69,21 +73,21 @@ VOCABULARY: Final = 16000
 EXPERTS: Final = 32
 
 
-def write_model(folder: Path, bias: float) -> Path:
-    """Write the model unless it is there; return its folder."""
-    model = folder / f"bias-{bias:g}"
+def write_model(folder: Path, bias: float, *, is_thin: bool) -> Path:
+    """Write the model unless it is there, with little to compute if it is thin; return its folder."""
+    model = folder / f"{'thin' if is_thin else 'wide'}-{bias:g}"
     if (model / "config.json").exists():
         return model
     torch.manual_seed(0)
     config = CONFIG_MAPPING["dots1"](
         vocab_size=VOCABULARY,
-        hidden_size=512,
+        hidden_size=128 if is_thin else 512,
         num_hidden_layers=8,
-        num_attention_heads=8,
+        num_attention_heads=2 if is_thin else 8,
         num_key_value_heads=2,
         head_dim=64,
         intermediate_size=1024,
-        moe_intermediate_size=768,
+        moe_intermediate_size=32 if is_thin else 768,
         n_routed_experts=EXPERTS,
         n_shared_experts=1,
         num_experts_per_tok=4,
@@ -100,9 +104,11 @@ def write_model(folder: Path, bias: float) -> Path:
     return model
 
 
-def work(settings: str, rank: int) -> None:
+def work(settings: str, rank: int, scale: float) -> None:
     """Be the first rank of an engine with these settings, or the other one on a machine of its own."""
     given = json.loads(settings)
+    if scale:
+        sleep_as(Case(scale=scale), 2)
     config = plan_for_start(Settings(**given | {"cache_dir": Path(given["cache_dir"])})).config
     assert config.parallel is not None
     if config.parallel.is_spread:
@@ -125,13 +131,16 @@ def work(settings: str, rank: int) -> None:
         engine.close()
 
 
-def start_arm(name: str, base: dict[str, Any], both: Sequence[Machine], undo: contextlib.ExitStack) -> Children:
+def start_arm(
+    name: str, base: dict[str, Any], both: Sequence[Machine], scale: float, undo: contextlib.ExitStack
+) -> Children:
     """Start an engine, on one machine or on `both`, which ends with `undo`."""
     layout, schedule = name.split(",")
     settings = base | LAYOUTS[layout] | {"num_ranks": 2, "rank_schedule": schedule}
     if both:
         settings |= {"listen_ranks": f"{both[0].address}:{FIRST_PORT + ARMS.index(name)}", "is_served": True}
-    worker = [sys.executable, "-m", "studies.rank_schedules", ".", "--worker", json.dumps(settings), "--rank"]
+    worker = [sys.executable, "-m", "studies.rank_schedules", ".", "--worker", json.dumps(settings)]
+    worker += ["--scale", str(scale), "--rank"]
     if both:
         other = subprocess.Popen([*both[1].prefix, *worker, "1"])
         undo.callback(other.wait)
@@ -189,6 +198,8 @@ def table(record: Record) -> Table:
                 )
             )
     title = f"Two ranks, link {record['link']}, bias of hot experts {record['bias']:g}"
+    if record["scale"]:
+        title += f", sleeping {record['scale']:g} times as long as a T4 computes"
     columns = ("", "ranks", "tokens/s", f"times as fast as {first.replace(',', ', ')}", "idle")
     return Table(title, columns, tuple(found), ("median of rounds, from and to",))
 
@@ -198,6 +209,7 @@ def table(record: Record) -> Table:
 @click.option("--link", "links", multiple=True, default=(MEMORY,), help="memory, or a rate as tc writes it.")
 @click.option("--arm", "wanted", multiple=True, type=click.Choice(ARMS), default=ARMS)
 @click.option("--bias", default=0.2, show_default=True, help="Of the hot experts.")
+@click.option("--scale", default=0.0, help="Sleep so many times as long as a T4 would compute; not with memory.")
 @click.option("--rounds", default=4, show_default=True)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--worker", help="Internal: be an engine with these settings.")
@@ -208,6 +220,7 @@ def main(
     links: Sequence[str],
     wanted: Sequence[str],
     bias: float,
+    scale: float,
     rounds: int,
     seed: int,
     worker: str | None,
@@ -217,12 +230,14 @@ def main(
 ) -> None:
     """Measure layouts and schedules of ranks."""
     if worker is not None:
-        work(worker, rank)
+        work(worker, rank, scale)
         return
+    if scale and MEMORY in links:
+        raise click.ClickException("ranks sleep on two machines only: give a --link")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     folder = folder.absolute()
     base = {
-        "model": str(write_model(folder, bias)),
+        "model": str(write_model(folder, bias, is_thin=scale > 0)),
         "kv_cache_bytes": 1 << 26,
         "cache_dir": str(folder),
         "num_threads": 1,
@@ -231,11 +246,19 @@ def main(
     for link in links:
         with contextlib.ExitStack() as undo:
             both = [] if link == MEMORY else undo.enter_context(two_machines(None))
-            arms = {name: start_arm(name, base, both, undo) for name in wanted}
-            if both:
+            arms = {name: start_arm(name, base, both, scale, undo) for name in wanted}
+            if link not in (MEMORY, UNLIMITED):
                 limit_link(both, link)
             cases = list(measure(arms, rounds, seed))
-        publish("rank_schedules", table, out, as_json=as_json, seed=seed, threads=1, link=link, bias=bias, cases=cases)
+        publish(
+            "rank_schedules",
+            table,
+            out,
+            as_json=as_json,
+            seed=seed,
+            threads=1,
+            **{"link": link, "bias": bias, "scale": scale, "cases": cases},
+        )
 
 
 if __name__ == "__main__":

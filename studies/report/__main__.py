@@ -407,7 +407,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     ),
     "rank_schedules": (
         "Layouts and schedules of ranks",
-        write_newest(rank_schedules_table, lambda r: (r["link"], r["bias"], tuple(r["cases"][0]["arms"]))),
+        write_newest(rank_schedules_table, lambda r: (r["link"], r["bias"], r["scale"], tuple(r["cases"][0]["arms"]))),
     ),
     "sida": ("Classifiers within shares of their experts", write_sida),
     "sida_limits": ("What limits predictions of experts", write_limits),
