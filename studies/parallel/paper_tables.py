@@ -35,7 +35,11 @@ def paper_tables(records: Sequence[Record]) -> list[Table]:
     settings = [Setting(record) for record in records]
 
     def of(figure: str) -> list[Setting]:
-        return [it for it in settings if figure in it.point.figures]
+        found = [it for it in settings if figure in it.point.figures]
+        if figure in (WHOLE_ENCODER, "6.2"):
+            return found
+        number = statistics.mode(it.point.num_experts for it in found) if found else 0
+        return [it for it in found if it.point.num_experts == number]
 
     tables = [_latencies(of("6.1"))] if of("6.1") else []
     tables += [_sweep(figure, sorted(of(figure), key=SWEEPS[figure][1])) for figure in SWEEPS if of(figure)]
@@ -76,7 +80,8 @@ def _sweep(figure: str, settings: Sequence[Setting]) -> Table:
         for it in settings
         for by, clock in CLOCKS.items()
     )
-    title = f"Figure {figure}: speed-up of layers over deepspeed, encoder and encoder-decoder"
+    experts = "" if figure == "6.2" else f"{settings[0].point.num_experts} experts, "
+    title = f"Figure {figure}: {experts}speed-up of layers over deepspeed, encoder and encoder-decoder"
     return Table(f"{title}: {subject(settings[0].record)}", (name, *FASTER), rows)
 
 
@@ -91,7 +96,8 @@ def _sections(setting: Setting) -> Table:
         (name, *(f"{of_layer[name][0] * 1e3:.2f} ± {of_layer[name][1] * 1e3:.2f}" for of_layer in found))
         for name in found[0]
     )
-    title = f"Figure 6.6: ms of {PER_EXPERT}'s sections, mean and deviation over ranks"
+    experts = f"{setting.point.num_experts} experts"
+    title = f"Figure 6.6: {experts}, ms of {PER_EXPERT}'s sections, mean and deviation over ranks"
     return Table(f"{title}: {subject(setting.record)}", ("section", *(name for name, *_ in LAYERS)), rows)
 
 
