@@ -1,4 +1,4 @@
-"""The sliced experts paper's figures 6.1 to 6.6, measured with whole models, beside what the paper states.
+"""The sliced experts paper's figures 6.1 to 6.6, measured with whole models, and the paper's statements.
 
 python -m studies.parallel.paper --out docs/studies/results/sliced_models.jsonl
 """

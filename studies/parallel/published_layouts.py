@@ -1,6 +1,6 @@
-"""Layouts of the sliced experts paper as published, beside the product's way with slices.
+"""Layouts of the sliced experts paper as published, and the product's layer with slices.
 
-- sliced-per-expert: algorithm 1, line by line. Rows travel in the order of their expert, ranks gather counts, and each
+- sliced-per-expert: algorithm 1, line by line. Ranks gather counts, and rows in the order of their expert. Each
   expert's slice is a product of its own over the rows of all ranks. A reduce-scatter adds the partial outputs.
 - sliced-exact: moeflow's own layer with slices (`--attention-layout data --expert-layout sliced`), which cuts no sum.
 - deepspeed: expert parallelism with a capacity. A product with a one-hot matrix [E * C, T] places rows, and another

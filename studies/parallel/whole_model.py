@@ -103,7 +103,7 @@ class _Pass:
 
 
 class WholeModel:
-    """A rank's model. Its experts are those of whichever layout runs."""
+    """A rank's model. The layout of a pass computes its experts."""
 
     def __init__(self, layer: LayerShape, num_layers: int, *, has_decoder: bool, group: Group) -> None:
         """Fill the model with random weights, the same on all ranks."""

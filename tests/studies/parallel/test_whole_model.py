@@ -33,5 +33,5 @@ def test_each_arm_computes_a_model_of_ranks_with_unequal_batches(router, num_ste
             assert [len(layers) for layers in run.decoder] == [2] * num_steps
             if arm in DROPLESS:
                 assert run.error < 1e-5, arm
-    if router == "skewed":  # 0.6 of the tokens go to one expert, which has room for a fifth
+    if router == "skewed":  # 0.6 of the tokens go to one expert, whose capacity is a fifth
         assert max(of_rank["deepspeed"].error for of_rank in runs) > 1e-4

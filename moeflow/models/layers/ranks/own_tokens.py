@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SharedExperts(ExpertWeights, Protocol):
-    """A layer's experts that several ranks compute together."""
+    """A layer's experts, shared by several ranks."""
 
     def own_sums(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, num_tokens: Sequence[int]) -> Tensor:
         """Return the weighted sums of this rank's tokens, given the tokens of all ranks.
@@ -47,7 +47,7 @@ class TokenRounds:
         return self._layers[-1]
 
     def begin(self, layers: Iterable[int]) -> None:
-        """Begin a pass in which some rank has tokens for each of these layers, ascending."""
+        """Begin a pass. For each of these layers, ascending, at least one rank has tokens."""
         self._coming = deque(layers)
 
     def join_up_to(self, layer: int) -> None:
