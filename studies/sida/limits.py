@@ -137,7 +137,7 @@ def hidden_probe(learn: Routed, layer: int, recipe: PredictorRecipe) -> nn.Modul
     optimizer = torch.optim.AdamW(probe.parameters(), lr=_PROBE_RATE)
     inputs, text = learn.inputs[layer - 1], learn.text
     for _ in range(_PROBE_EPOCHS):
-        for rows in torch.randperm(len(inputs)).split(_PROBE_ROWS):
+        for rows in torch.split(torch.randperm(len(inputs)), _PROBE_ROWS):
             optimizer.zero_grad()
             experts, logits = text.experts[rows, layer].long(), text.logits[rows, layer]
             torch.autograd.backward(routing_loss(probe(inputs[rows]), experts, logits))
@@ -170,15 +170,15 @@ class Rows:
 
     def __init__(self, dev: Routed, counts: Tensor) -> None:
         """`counts` says how often each token occurs in the text to learn from."""
-        self._dev, self._counts = dev, counts[dev.text.token_ids]
+        self._dev, of_tokens = dev, counts[dev.text.token_ids]
+        ends = [*COUNTS[1:], int(of_tokens.max()) + 1]
+        self._ranges = [(of_tokens >= low) & (of_tokens < high) for low, high in zip(COUNTS, ends, strict=True)]
         self.found: list[dict[str, Any]] = []
 
     def add(self, name: str, logits: Tensor, learn: Routed | None, *, first_layer: int = 0, **fields: Any) -> None:
         """Add a predictor's row, given its logits for the texts of --dev; `learn` is what it learnt from."""
         layers = slice(first_layer, None)
         top1, top3 = (hits(logits, self._dev, number, layers).float() for number in (1, 3))
-        ends = [*COUNTS[1:], int(self._counts.max()) + 1]
-        ranges = [(self._counts >= low) & (self._counts < high) for low, high in zip(COUNTS, ends, strict=True)]
         self.found.append(
             {
                 "predictor": name,
@@ -186,7 +186,7 @@ class Rows:
                 "top1": float(top1.mean()),
                 "top3": float(top3.mean()),
                 "top3_by_layer": [None] * first_layer + top3.mean(0).tolist(),
-                "top3_by_count": [float(top3[them].mean()) if them.any() else None for them in ranges],
+                "top3_by_count": [float(top3[them].mean()) if them.any() else None for them in self._ranges],
                 **fields,
             }
         )
@@ -194,9 +194,7 @@ class Rows:
 
     def shares(self) -> list[float]:
         """Return the share of the tokens of --dev in each range of counts."""
-        ends = [*COUNTS[1:], int(self._counts.max()) + 1]
-        ranges = zip(COUNTS, ends, strict=True)
-        return [float(((self._counts >= low) & (self._counts < high)).float().mean()) for low, high in ranges]
+        return [float(them.float().mean()) for them in self._ranges]
 
 
 def load(model: Path, files: Sequence[Path]) -> tuple[SwitchClassifier, list[list[Tensor]]]:
