@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
@@ -37,9 +38,9 @@ from moeflow.train.work_folder import work_folder
 MAX_BYTES = 12_000_000
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Train, write, measure."""
-    options = _options()
+    options = _options(arguments)
     files = named_files([str(file) for file in sorted(options.texts.glob("*.txt"))])
     if len(files) != BUILTIN_RECIPE.num_experts:
         raise SystemExit(f"{options.texts} has {len(files)} texts; {BUILTIN_RECIPE.num_experts} are needed")
@@ -79,7 +80,7 @@ def _report(phase: Phase, done: int, total: int) -> None:
     print(f"\r{phase}: {done / max(total, 1):.1%} ", end="", flush=True)
 
 
-def _options() -> argparse.Namespace:
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("texts", type=Path, help="folder of NAME.txt")
     parser.add_argument("--work", type=Path, required=True, help="folder of unfinished work")
@@ -89,7 +90,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=72, help="of each expert alone")
     parser.add_argument("--joint-steps", type=int, default=40)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

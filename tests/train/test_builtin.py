@@ -19,7 +19,6 @@ from moeflow.checkpoint.identity import checkpoint_identity
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CapacityError, ConfigError
 from moeflow.kernels.cpu import extension
-from moeflow.models.registry import read_model_config
 from moeflow.models.sampling_defaults import read_sampling_defaults
 from moeflow.planner.resolve import resolve
 from moeflow.settings.settings import Settings
@@ -37,14 +36,14 @@ from moeflow.train.builtin import (
 )
 from moeflow.train.builtin_sampling import BUILTIN_SAMPLING
 from moeflow.train.calibration_text import calibration_text
-from moeflow.train.experts.adapters import Adapters
 from moeflow.train.experts.saved import TrainedExperts, load_experts, save_experts
 from moeflow.train.making_process import make_builtin_apart
 from moeflow.train.upcycle_recipe import UpcycleRecipe
 from moeflow.train.upcycling_quality import measure_quality
 from tests.checkpoint.tiny_models import random_weights, write_folder
-from tests.tiny_llama import write_tiny_llama
+from tests.tiny_llama import HIDDEN, LAYERS, write_tiny_llama
 from tests.train.building import build
+from tests.train.experts.factors import random_adapters
 
 DATA = Path(__file__).parent.parent / "data"
 HELD_OUT = 48  # tokens of each domain
@@ -209,21 +208,16 @@ def contents(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def random_experts(source):
+def random_experts():
     """Return experts of the built-in recipe for a tiny source."""
     generator = torch.Generator().manual_seed(0)
-    with closing(open_checkpoint(source)) as checkpoint:
-        shape = read_model_config(checkpoint)
-    number = range(BUILTIN_RECIPE.num_experts)
-    adapters = Adapters.stacked([Adapters.untrained(shape, 2, seed) for seed in number])
-    factors = {name: torch.randn(each.shape, generator=generator) / 10 for name, each in adapters.factors.items()}
-    routers = [torch.randn(len(number), shape.hidden_size, generator=generator) for _ in range(shape.num_layers)]
-    return TrainedExperts(Adapters(factors), routers)
+    routers = [torch.randn(BUILTIN_RECIPE.num_experts, HIDDEN, generator=generator) for _ in range(LAYERS)]
+    return TrainedExperts(random_adapters(BUILTIN_RECIPE.num_experts, 2), routers)
 
 
 @pytest.mark.slow
 def test_trained_experts_of_the_source_are_taken(tmp_path, tiny_source, monkeypatch):
-    experts = random_experts(tiny_source)
+    experts = random_experts()
     monkeypatch.setattr(builtin, "EXPERTS_FILE", tmp_path / "experts.safetensors")
     noisy = builtin_folder(tmp_path)
     save_experts(tmp_path / "experts.safetensors", fingerprint(tiny_source), experts, 2**20)
@@ -238,13 +232,13 @@ def test_trained_experts_of_the_source_are_taken(tmp_path, tiny_source, monkeypa
     found = made.read("model.layers.1.block_sparse_moe.experts.3.w2.weight").float()
     a, b = experts.adapters.of(1, "down_proj")
     expected = dense.read("model.layers.1.mlp.down_proj.weight").float() + (a[3] @ b[3]).T
-    torch.testing.assert_close(found, expected, atol=0.01, rtol=0.02)
+    torch.testing.assert_close(found, expected, atol=0.15, rtol=0.02)
     assert torch.equal(made.read("model.layers.0.block_sparse_moe.gate.weight"), experts.routers[0].bfloat16())
 
 
 def test_trained_experts_of_another_recipe_or_source_are_not_taken(tmp_path, tiny_source, monkeypatch):
     file = tmp_path / "experts.safetensors"
-    save_experts(file, fingerprint(tiny_source), random_experts(tiny_source), 2**20)
+    save_experts(file, fingerprint(tiny_source), random_experts(), 2**20)
     assert load_experts(file, fingerprint(tiny_source)) is not None
     assert load_experts(tmp_path / "nowhere", fingerprint(tiny_source)) is None
     others = [fingerprint(next(file for file in tiny_source.iterdir() if file.suffix == ".safetensors"))]

@@ -171,7 +171,7 @@ def _joint(
     task = ExpertTask(
         mixed,
         [cut(text.learn, JOINT_TOKENS) for text in texts],
-        [piece for text in texts for piece in cut(text.validation, SEQUENCE_TOKENS)],
+        [piece for text in texts for piece in cut(text.validation[:SEQUENCE_TOKENS], SEQUENCE_TOKENS)],
         rows=1,
         learning_rate=recipe.learning_rate * _JOINT_RATE,
         seed=recipe.seed,

@@ -4,24 +4,20 @@ import pytest
 import torch
 
 from moeflow.core.errors import ConfigError
-from moeflow.train.experts.adapters import DOWN, MATRICES, Adapters, factor_names
+from moeflow.train.experts.adapters import MATRICES, Adapters
 from moeflow.train.experts.saved import TrainedExperts, load_experts, save_experts
+from tests.tiny_llama import LAYERS
+from tests.train.experts.factors import random_adapters
 
-LAYERS, EXPERTS, RANK = 2, 3, 4
+EXPERTS, RANK = 3, 4
 PLENTY = 2**20
 
 
 @pytest.fixture
 def experts():
     generator = torch.Generator().manual_seed(0)
-    factors = {}
-    for layer in range(LAYERS):
-        for matrix in MATRICES:
-            num_in, num_out = (160, 96) if matrix == DOWN else (96, 160)
-            a, b = factor_names(layer, matrix)
-            factors[a] = torch.randn(EXPERTS, num_in, RANK, generator=generator)
-            factors[b] = torch.randn(EXPERTS, RANK, num_out, generator=generator)
-    return TrainedExperts(Adapters(factors), [torch.randn(EXPERTS, 96, generator=generator) for _ in range(LAYERS)])
+    adapters = random_adapters(EXPERTS, RANK, hidden=96, inner=160)
+    return TrainedExperts(adapters, [torch.randn(EXPERTS, 96, generator=generator) for _ in range(LAYERS)])
 
 
 def changes(experts):
