@@ -23,7 +23,6 @@ from moeflow.core.pooling_params import PoolingParams
 from moeflow.engine.compute_setup import device_of_arrays, device_of_layers, set_up
 from moeflow.engine.model_runner import LossyExperts, ModelRunner, OtherProcesses, PassExperts
 from moeflow.kernels.arrays import dtype_on
-from moeflow.kernels.capacity import ExpertCapacity
 from moeflow.kernels.on_demand import on_demand
 from moeflow.kernels.routing import Routing
 from moeflow.kernels.weight_format import WeightFormat
@@ -66,6 +65,7 @@ with on_demand(__name__):
     from moeflow.engine.offload import offloaded_model
     from moeflow.engine.ranks import linked_ranks, rank_processes, rank_upkeep
     from moeflow.experts.hybrid import hybrid_experts
+    from moeflow.kernels import capacity as expert_capacity
     from moeflow.kernels import packed_bands
     from moeflow.models.layers.ranks import own_tokens, summed_experts
     from moeflow.workload import routing_recorder, routing_trace
@@ -193,7 +193,7 @@ def make_allocator(
     device = None if memory.is_numpy else device_of_layers(config)
     dtype = dtype_on(config.dtype, device)
     on_route = None if recorder is None else recorder.on_route
-    capacity = ExpertCapacity(config.capacity_factor) if config.capacity_factor else None
+    capacity = expert_capacity.ExpertCapacity(config.capacity_factor) if config.capacity_factor else None
     cuts = config.parallel is not None and config.parallel.attention_layout == "tensor"
     if not config.cpu_isa:
         routers = dtype_on(config.router_format, device)

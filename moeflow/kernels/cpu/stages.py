@@ -5,10 +5,9 @@ kernels. The results are those of the operations one after another, to the bit.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moeflow.kernels.arrays import Array, address, dtype_name, floats_like
-from moeflow.kernels.capacity import ExpertCapacity
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.arguments import floats
 from moeflow.kernels.cpu.packed_experts import PackedExperts
@@ -16,6 +15,9 @@ from moeflow.kernels.cpu.packed_weight import PackedWeight
 from moeflow.kernels.expert_biases import ExpertBiases
 from moeflow.kernels.norm import ExpertNorms, NormWeights, PostNorms
 from moeflow.kernels.routing import Routing
+
+if TYPE_CHECKING:
+    from moeflow.kernels.capacity import ExpertCapacity
 
 if extension.is_available():
     import moeflow.kernels._cpu as _cpu

@@ -11,7 +11,6 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from moeflow.kernels.arrays import FLOAT32, Array, shape_alone, split
-from moeflow.kernels.capacity import ExpertCapacity
 from moeflow.kernels.cpu.latent_weights import PackedUpProjection, UpProjectionShape
 from moeflow.kernels.cpu.packed_experts import SWIGLU, ExpertKind
 from moeflow.kernels.cpu.packed_weight import PackedStack, PackedWeight
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from moeflow.kernels.arrays import Device, DType
+    from moeflow.kernels.capacity import ExpertCapacity
 
 Weight: TypeAlias = "Tensor | PackedWeight"
 StackedWeight: TypeAlias = "Weight | PackedStack | PlanarWeights | PlanarStack"
