@@ -26,7 +26,7 @@ def with_capacity(settings: Settings, shape: ModelConfig, device: str, reasons: 
         raise ConfigError(f"capacity_factor must be a positive number, not {factor:g}")
     obstacles = {
         f"this {shape.model_type} model has no experts": not shape.routing.num_experts,
-        f"the experts are on a GPU (--device {device})": device != "cpu",
+        "experts are on a GPU (--device cpu computes without one)": device != "cpu",
         "drafted tokens would take the places of others (--speculator)": bool(settings.speculators),
         "each rank sees the choices of its own layers only (--stages)": settings.stages is not None,
     }
