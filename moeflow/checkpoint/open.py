@@ -9,7 +9,6 @@ from pathlib import Path
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.file_errors import blame_file
 from moeflow.checkpoint.gguf.file_names import gguf_start
-from moeflow.checkpoint.megatron.part_files import is_megatron_folder
 from moeflow.checkpoint.other_kinds import refuse_other_folder
 from moeflow.checkpoint.quantized.settings import QuantizationSettings
 from moeflow.checkpoint.regular_file import open_stream, stat_file
@@ -24,6 +23,7 @@ with on_demand(__name__):
     from moeflow.checkpoint.gguf import file as gguf_file
     from moeflow.checkpoint.gguf import latent as gguf_latent
     from moeflow.checkpoint.megatron import folder as megatron_folder
+    from moeflow.checkpoint.megatron import part_files as megatron_parts
     from moeflow.checkpoint.quantized import folder as quantized_folder
 
 _WHAT_TO_NAME = "Name a Hugging Face folder (config.json and safetensors) or a .gguf file on this machine"
@@ -45,7 +45,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if stat.S_ISDIR(mode):
         with blame_file(path):
             refuse_other_folder(path)
-        if is_megatron_folder(path):
+        if not _has_safetensors(path) and megatron_parts.is_megatron_folder(path):
             return megatron_folder.MegatronFolder(path)
         if not os.path.lexists(path / "config.json"):
             if fairseq.is_fairseq_folder(path):
@@ -66,6 +66,11 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             "is one file of a model in Hugging Face form", file=path, remedy=f"Name its folder: {path.parent}"
         )
     raise CheckpointError("is no kind of model file that is known here", file=path, remedy=_WHAT_TO_NAME)
+
+
+def _has_safetensors(folder: Path) -> bool:
+    with blame_file(folder):
+        return any(name.endswith(".safetensors") for name in os.listdir(folder))
 
 
 def _has_gguf_magic(path: Path) -> bool:

@@ -24,7 +24,6 @@ from moeflow.kernels.triton.planar_rows import MADE_FORMATS
 from moeflow.models.expert_predictor.saved import predictor_bytes
 from moeflow.models.packing import slab_spec
 from moeflow.planner.choices.batching_choice import MIN_TOGETHER, Batching
-from moeflow.planner.choices.capacity_choice import with_capacity
 from moeflow.planner.choices.encoder_choice import with_whole_inputs
 from moeflow.planner.choices.expert_plan import ExpertPlan, spec_of_shape
 from moeflow.planner.choices.gpu_limits import check_number, check_on_cpu, check_on_gpu
@@ -43,7 +42,6 @@ from moeflow.planner.choices.processor_choice import ANY_ISA, Reasons, choose_cp
 from moeflow.planner.choices.prompt_cache_choice import buffer_bytes
 from moeflow.planner.choices.rank_choice import RankMemory, explain_ranks, possible_ranks
 from moeflow.planner.choices.rank_layout_choice import choose_rank_layouts
-from moeflow.planner.choices.rank_schedule_choice import with_schedule
 from moeflow.planner.choices.refused_settings import check_settings
 from moeflow.planner.choices.replica_choice import (
     check_replicas,
@@ -76,11 +74,13 @@ from moeflow.settings.settings import Settings
 with on_demand(__name__):
     from moeflow.experts.remote import borrowing
     from moeflow.planner.choices import (
+        capacity_choice,
         device_ranks,
         device_weights,
         gpu_batching,
         gpu_main_memory,
         hybrid_choice,
+        rank_schedule_choice,
         remote_choice,
     )
     from moeflow.planner.costs import hybrid_costs, hybrid_sizes
@@ -145,7 +145,9 @@ class Decision:
         device = choose_device(self.settings.device, self.resources)
         self._is_on_gpu = device != "cpu"
         self._check_settings(device)
-        self.settings = settings = with_capacity(self.settings, self.shape, device, self.reasons)
+        if self.settings.capacity_factor is not None:
+            self.settings = capacity_choice.with_capacity(self.settings, self.shape, device, self.reasons)
+        settings = self.settings
         self.budget = MemoryBudget(settings, self.resources, self.shape, device, self._costs)
         self.budget.take_share()
         self.host = HostForecast(
@@ -490,7 +492,7 @@ class Decision:
             self.host.ask(weights, None, cpu_isa, has_ranks=True)
         fitting = [it for it in candidates if self.budget.left(weights, it) >= 0] or candidates[:1]
         if (machine := self.host.machine) is None:
-            return with_schedule(fitting[0], self.settings, None, self.reasons)
+            return rank_schedule_choice.with_schedule(fitting[0], self.settings, None, self.reasons)
         num_tokens = batching.max_num_batched_tokens
 
         def costs(parallel: ParallelConfig) -> CostModel:
@@ -498,7 +500,7 @@ class Decision:
 
         number = 1 if self.usage.goal == "latency" else batching.max_num_seqs
         chosen = choose_rank_layouts(fitting, costs, number, self.reasons)
-        return with_schedule(chosen, self.settings, costs(chosen), self.reasons)
+        return rank_schedule_choice.with_schedule(chosen, self.settings, costs(chosen), self.reasons)
 
     def _parallel(self, plan: ExpertPlan | None) -> ParallelConfig | None:
         """Return how processes share the model, once it is known that all of it fits. Raises: ConfigError if not."""

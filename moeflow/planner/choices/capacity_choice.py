@@ -20,8 +20,7 @@ def with_capacity(settings: Settings, shape: ModelConfig, device: str, reasons: 
     Raises: ConfigError for another setting or a model that does not go with it.
     """
     factor = settings.capacity_factor
-    if factor is None:
-        return settings
+    assert factor is not None, "the user gave one"
     if not 0 < factor < math.inf:
         raise ConfigError(f"capacity_factor must be a positive number, not {factor:g}")
     obstacles = {

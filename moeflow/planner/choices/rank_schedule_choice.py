@@ -51,6 +51,8 @@ def gaining_tokens(layers: RankedLayers, most_tokens: int) -> int:
 def _why_not(parallel: ParallelConfig, settings: Settings) -> str:
     if parallel.stages is not None:
         return "stages (--stages), which have micro-batches of their own"
+    if parallel.has_own_sequences:
+        return "ranks that attend to sequences of their own (--attention-layout data)"
     if settings.record_routing is not None:
         return "a record of routing (--record-routing)"
     return ""
