@@ -1,10 +1,10 @@
 """What MoE-Lightning published of several devices: S6 to S9 on T4s (figures 7 and 8), and figure 10 on two A100s.
 
 The text says of S6 to S9 how many times as fast four T4s are as two. The authors' artifact has tokens/s and times
-(`benchmarks/mtbench`), hence the number of sequences. Micro-batches, and the experts of each layer that the devices
-keep, are those that the artifact's search (`fastmoe/backend/optimizer.py`) finds with 400 GiB of free memory. Its
-numbers of sequences are then the measured ones within 9%. Kernels are those of `kernels.py`. All devices share one
-link, as the machine files have it.
+(`benchmarks/mtbench`), hence the number of sequences. The artifact's search (`fastmoe/backend/optimizer.py`) finds the
+micro-batches, and the experts of each layer that the devices keep, with 400 GiB of free memory. Its numbers of
+sequences are then the measured ones within 9%. Kernels are those of `kernels.py`. All devices share one link, as the
+machine files have it.
 
 Figure 10 is the paper's own programme (section 4.2 and the artifact's `cost_model.py`): equation 12 for a decoding
 step, over any shares. It differs from moeflow's plans in two points:
