@@ -51,14 +51,12 @@ class _Pictures:
 @click.option("--part", "parts", type=click.Choice([SIMULATED, MEASURED]), multiple=True, default=(SIMULATED, MEASURED))
 @click.option("--requests", type=click.IntRange(2), default=thesis.NUM_REQUESTS, help="Simulated for each rate.")
 @click.option("--measured-requests", type=click.IntRange(2), default=256, help="Measured for each rate.")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads of the engine.  [default: all cores]")
 @click.option("--plots", type=click.Path(file_okay=False, exists=True, path_type=Path), help="Draw latencies here.")
 @result_options
 def expertflow(
     parts: tuple[str, ...],
     requests: int,
     measured_requests: int,
-    threads: int | None,
     plots: Path | None,
     as_json: bool,
     out: Path | None,
@@ -83,7 +81,7 @@ def expertflow(
                 shown.say(what)
                 shown.advance()
 
-            found = thesis_measured.measure(Path(folder), measured_requests, threads, on_measured, pictures.add)
+            found = thesis_measured.measure(Path(folder), measured_requests, on_measured, pictures.add)
         publish("expertflow_measured", measured_tables, out, as_json=as_json, **found)
         pictures.draw()
     if not as_json:
