@@ -48,7 +48,7 @@ from studies.harness.command import run_study
 from studies.harness.interleaved import interleaved
 from studies.harness.records import publish
 from studies.sleeping_ranks import sleep_as
-from studies.two_machines import ADDRESSES, Machine, answers, limit_link, two_machines
+from studies.two_machines import ADDRESSES, PINNED, Machine, answers, limit_link, two_machines
 from tests.tiny_mixtral import write_byte_tokenizer
 
 MEMORY: Final = "memory"  # the link of ranks on one machine
@@ -141,13 +141,14 @@ def start_arm(
         settings |= {"listen_ranks": f"{both[0].address}:{FIRST_PORT + ARMS.index(name)}", "is_served": True}
     worker = [sys.executable, "-m", "studies.rank_schedules", ".", "--worker", json.dumps(settings)]
     worker += ["--scale", str(scale), "--rank"]
+    prefixes = [machine.prefix[: -len(PINNED) - 1 if scale else None] for machine in both]  # sleeping needs no core
     if both:
-        other = subprocess.Popen([*both[1].prefix, *worker, "1"])
+        other = subprocess.Popen([*prefixes[1], *worker, "1"])
         undo.callback(other.wait)
         undo.callback(other.kill)
     engine = Children()
     undo.callback(engine.close)
-    engine.start([*(both[0].prefix if both else ()), *worker, "0"])
+    engine.start([*(prefixes[0] if both else ()), *worker, "0"])
     engine.answer(0)
     return engine
 

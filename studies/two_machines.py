@@ -55,6 +55,7 @@ from studies.hollow_model import write_hollow_mixtral
 
 ADDRESSES: Final = ("10.213.79.1", "10.213.79.2")
 PORTS: Final = {"lent": 9300, "ranks": 9301, "stages": 9302}
+PINNED: Final = ("taskset", "-c")  # and a core
 NARROW: Final = 4  # divides Mixtral's widths
 SHAPES: Final = {  # of models of 3 to 4 GB in bfloat16
     "coarse": {"num_hidden_layers": 16},
@@ -105,7 +106,7 @@ class Machine:
 
     def __init__(self, number: int, namespace: str, prefix: Sequence[str] = ()) -> None:
         self.address, self.namespace = ADDRESSES[number], namespace
-        self.prefix = (*prefix, "ip", "netns", "exec", namespace, "taskset", "-c", str(number))
+        self.prefix = (*prefix, "ip", "netns", "exec", namespace, *PINNED, str(number))
 
     def moeflow(self, undo: contextlib.ExitStack, *arguments: str) -> None:
         """Run a command until `undo`; it tells nothing."""
