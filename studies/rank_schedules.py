@@ -65,10 +65,10 @@ SCHEDULES: Final = ("synchronous", "asynchronous")
 ARMS: Final = tuple(f"{layout},{schedule}" for layout in LAYOUTS for schedule in SCHEDULES)
 CASES: Final = {  # requests, tokens of each prompt, tokens that each draws
     "prompt 512": (1, 512, 1),
-    "8 prompts of 128": (8, 128, 1),
+    "prompt 2048": (1, 2048, 1),
     "decode 16": (16, 8, 5),
 }
-WARM_UP: Final = (1, 8, 100)  # whose passes let experts move
+WARM_UP: Final = (1, 8, 220)  # whose passes let experts move
 VOCABULARY: Final = 16000
 EXPERTS: Final = 32
 
@@ -243,6 +243,7 @@ def main(
         "cache_dir": str(folder),
         "num_threads": 1,
         "prefix_caching": False,
+        "max_num_batched_tokens": 2048,
     }
     for link in links:
         with contextlib.ExitStack() as undo:
