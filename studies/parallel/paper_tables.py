@@ -45,8 +45,8 @@ def paper_tables(records: Sequence[Record]) -> list[Table]:
     tables += [_sweep(figure, sorted(of(figure), key=SWEEPS[figure][1])) for figure in SWEEPS if of(figure)]
     if of("6.6"):
         tables.append(_sections(of("6.6")[-1]))
-    if of(WHOLE_ENCODER):
-        tables.append(_encoders(of(WHOLE_ENCODER)))
+    if encoders := of(WHOLE_ENCODER) or of("6.2"):
+        tables.append(_encoders(sorted(encoders, key=SWEEPS["6.2"][1])))
     stated = [(figure, it) for figure, find in STATEMENTS.items() if of(figure) for it in find(of(figure))]
     if stated:
         rows = tuple((figure, it.stated, it.ours, "yes" if it.holds else "no") for figure, it in stated)
