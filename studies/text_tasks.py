@@ -29,8 +29,8 @@ PACKAGES = ("numpy", "scipy", "torch", "transformers")
 PARTS = {"train": 80, "dev": 10, "test": 10}  # modules of a hundred
 MAX_TEXTS = {"train": 1500, "dev": 150, "test": 200}  # of a label
 SENTENCE_WORDS = range(10, 31)
-LEFT_OUT = 0.15  # of a sentence's words, where it is said again
-NEIGHBOURS = 20  # sentences before and after one, of which the most similar is chosen
+LEFT_OUT = 0.15  # of a repeated sentence's words
+NEIGHBOURS = 20  # sentences before and after one; the most similar is chosen
 BETWEEN = " | "
 _NAMES = re.compile(r"\b(np|numpy|scipy|sp|torch|pytorch|transformers|huggingface)\b", re.IGNORECASE)
 

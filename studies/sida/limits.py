@@ -2,10 +2,10 @@
 
     python -m studies.sida.limits MODEL --data train.tsv --dev dev.tsv
 
-The first routers' choices are a function of the tokens, so a perfect predictor exists. The study compares the published
-network with a table of tokens, with less text, with more weights, and with oracles: predictors that see true hidden
-states of the classifier, or are the classifier itself without its experts. Hit rates are on texts of --dev, of the
-router's choice among the first one or three guesses. They are given for tokens by their number in the learnt text, too.
+Routers' choices are a function of the tokens, so a perfect predictor exists. The study compares the published network
+with a table of tokens, with other heads and losses, and with less text. Two oracles see more: one gets true hidden
+states, the other is the classifier itself without its experts. Hit rates are on texts of --dev: the router's choice is
+the first prediction, or among the first three. Rare and frequent tokens are shown apart.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _embeddings(network: SwitchClassifier) -> Embeddings:
 
 
 def hits(logits: Tensor, given: Routed, number: int, layers: slice = slice(None)) -> Tensor:
-    """Return which choices are among the first guesses. Shapes: logits [N, layers, E] -> [N, some layers] bool."""
+    """Return which choices are among the first predictions. Shapes: logits [N, layers, E] -> [N, some layers] bool."""
     return are_drafted(given.experts, logits.topk(number, dim=-1).indices)[:, layers, 0]
 
 
@@ -169,14 +169,14 @@ class Rows:
     """The study's rows: hit rates of one predictor after another."""
 
     def __init__(self, dev: Routed, counts: Tensor) -> None:
-        """`counts` says how often each token occurs in the text to learn from."""
+        """`counts` are the occurrences of each token in the learnt text."""
         self._dev, of_tokens = dev, counts[dev.text.token_ids]
         ends = [*COUNTS[1:], int(of_tokens.max()) + 1]
         self._ranges = [(of_tokens >= low) & (of_tokens < high) for low, high in zip(COUNTS, ends, strict=True)]
         self.found: list[dict[str, Any]] = []
 
     def add(self, name: str, logits: Tensor, learn: Routed | None, *, first_layer: int = 0, **fields: Any) -> None:
-        """Add a predictor's row, given its logits for the texts of --dev; `learn` is what it learnt from."""
+        """Add a predictor's row, given its logits for the texts of --dev; `learn` is the learnt text."""
         layers = slice(first_layer, None)
         top1, top3 = (hits(logits, self._dev, number, layers).float() for number in (1, 3))
         self.found.append(
@@ -309,7 +309,7 @@ def limits_table(record: Record) -> Table:
     ]
     shares = ", ".join(f"{name}: {share:.0%}" for name, share in zip(ranges, record["shares"], strict=True))
     notes = (
-        "top-1, top-3: choices of routers that are among the first one or three guesses, on texts that nothing has "
+        "top-1, top-3: choices of routers that are among the first one or three predictions, on texts that nothing has "
         "learnt from. layers: top-3 by layer. learnt: top-3 on the learnt texts. The last columns are top-3 of tokens "
         f"that occur so often in all learnt texts; their shares of the texts are {shares}.",
     )

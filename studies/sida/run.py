@@ -211,7 +211,7 @@ class SidaStudy:
 
 
 def _scores(found: Classes, own: Classes, right: Classes) -> dict[str, float]:
-    """Return the shares of right classes and of those that the model's routers give, and F1 of the last class."""
+    """Return the share of right classes, the share of classes that the routers give too, and F1 of the last class."""
     last = max(right.max(), found.max())
     num_last = int((found == last).sum() + (right == last).sum())
     return {

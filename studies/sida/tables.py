@@ -178,9 +178,9 @@ def _answers(records: Sequence[Record]) -> Table:
     )
     notes = (
         "right: with the model's own routers, to the bit wherever experts are. permuted: with each layer's experts "
-        "permuted at random, the mean of three. sida, sida:3: with --lossy-routing. kept: of what right experts bring, "
-        "the difference between right and permuted, the share that sida:3 keeps. Fidelity means little where right and "
-        "permuted are close. same as own: classes that sida:3 gives as the routers do. F1: of the last class, by the "
+        "permuted at random, the mean of three. sida, sida:3: with --lossy-routing. kept: the gain of "
+        "sida:3 over permuted experts, divided by that of the routers. Fidelity means little where right and permuted "
+        "are close. same as own: classes that sida:3 gives as the routers do. F1: of the last class, by the "
         "routers and sida:3. top-1, top-3: experts that routers choose and the network names first, or among the first "
         "three.",
     )
