@@ -15,16 +15,21 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
 from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.experts import training
+from moeflow.train.experts.adapters import Adapters
 from moeflow.train.experts.network import ExpertNetwork
 from moeflow.train.experts.recipe import ExpertRecipe
 from moeflow.train.experts.routers import fit_domain_router
+from moeflow.train.experts.saved import TrainedExperts
 from moeflow.train.experts.task import ExpertTask, balance_loss, cut
 from moeflow.train.experts.texts import learning_texts, measured_text, named_files
 from moeflow.train.experts.training import train_experts, work_place
 from moeflow.train.phases import Phase
 from moeflow.train.speculators.student import student_from
+from moeflow.train.upcycle_recipe import UpcycleRecipe
+from moeflow.train.upcycling import upcycle
 from moeflow.train.upcycling_quality import measure_quality
 from tests.tiny_llama import HIDDEN, LAYERS, write_tiny_llama
+from tests.train.experts.factors import random_adapters
 
 RECIPE = ExpertRecipe(rank=4, steps=6, joint_steps=2, learning_rate=0.1)
 TEXTS = {
@@ -60,36 +65,41 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(llama, files, tmp_path_factory):
-    """Return the result, its reports, and its float32 weights before they were written."""
+    """Return the result and the reports of progress."""
     out = tmp_path_factory.mktemp("made") / "moe"
-    reports, found = [], []
+    reports = []
     with pytest.MonkeyPatch.context() as listening:
         listening.setattr(training, "training_dtype", lambda: torch.float32)
-        whole = training.train
-        listening.setattr(training, "train", lambda *given: found.append(whole(*given)) or found[-1])
         train_experts(llama, out, RECIPE, files, on_progress=lambda *report: reports.append(report))
-    return out, reports, found[0]
+    return out, reports
 
 
 def contents(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def expert_network(llama, trained, dtype=torch.float32):
-    adapters, routers = trained[2].adapters, trained[2].routers
+def different_experts():
+    """Return experts with changes as large as the weights, and routers that choose among all."""
+    factors = {name: each * 0.3 for name, each in random_adapters(3, 4).factors.items()}
+    generator = torch.Generator().manual_seed(1)
+    return TrainedExperts(Adapters(factors), [torch.randn(3, HIDDEN, generator=generator) for _ in range(LAYERS)])
+
+
+def expert_network(llama, experts, dtype=torch.float32):
     with closing(open_checkpoint(llama)) as checkpoint:
         dense = student_from(checkpoint, LAYERS, dtype)
-    return ExpertNetwork(dense.shape, dense.weights, adapters, routers, 2)
+    return ExpertNetwork(dense.shape, dense.weights, experts.adapters, experts.routers, 2)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 0.02), (torch.bfloat16, 0.05)])
-def test_training_computes_what_transformers_does_on_the_result(llama, trained, dtype, tolerance):
+def test_training_computes_what_transformers_does_on_the_result(llama, tmp_path, dtype, tolerance):
     """The file has bf16 weights, hence the tolerance, a share of the logits' spread."""
     pieces = [torch.tensor(Tokenizer.load(llama).encode(text)[:60]) for text in TEXTS.values()]
-    oracle = MixtralForCausalLM.from_pretrained(trained[0], dtype=torch.float32).eval()
+    upcycle(llama, tmp_path / "moe", UpcycleRecipe(num_experts=3, top_k=2), trained=different_experts())
+    oracle = MixtralForCausalLM.from_pretrained(tmp_path / "moe", dtype=torch.float32).eval()
     expected = torch.cat([oracle(piece[None]).logits[0] for piece in pieces])
-    ours = expert_network(llama, trained, dtype)
+    ours = expert_network(llama, different_experts(), dtype)
 
     def error(network):
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
