@@ -4,9 +4,9 @@
 
 TEXTS has one file NAME.txt for each of the eight experts. The last tenth of each measures the result.
 
-The work folder keeps finished parts, so a stopped run resumes. A finished expert is `branch-NAME.safetensors` there,
-also one from elsewhere: for each layer L and each M of gate_proj, up_proj and down_proj it has `layers.L.M.a` [1, in,
-rank] and `layers.L.M.b` [1, rank, out] in float32. The change of a matrix [out, in] is the transpose of their product.
+The work folder keeps finished parts, so a stopped run resumes. A finished expert is `branch-NAME.safetensors` there.
+It may come from elsewhere. For each layer L and each M of gate_proj, up_proj and down_proj it has two float32 tensors:
+`layers.L.M.a` [1, in, rank] and `layers.L.M.b` [1, rank, out]. The transpose of their product is added to the matrix.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python -m studies.fine_experts --out FOLDER
 
-Each expert of a Mixtral-architecture model, by default the built-in one, is cut into slices: every eighth of its inner
-neurons, as in DeepSeekMoE (arXiv 2401.06066). The router's row of an expert is repeated for its slices with a small
-random change, so that a token in doubt takes slices of several experts (virtual groups, arXiv 2410.07524). The chosen
-slices weigh an eighth each in the mean, so the down projection is multiplied by eight. The result is a
-Mixtral-architecture model, whose router normalises the weights of the chosen experts.
+The source is a Mixtral-architecture model, by default the built-in one. Each of its experts is cut into slices of every
+eighth inner neuron, as in DeepSeekMoE (arXiv 2401.06066). The slices get the expert's row of the router, with a small
+random change. So a token in doubt takes slices of several experts (virtual groups, arXiv 2410.07524). A chosen slice
+weighs an eighth in the mean, so its down projection is multiplied by eight. The result is a Mixtral-architecture model,
+whose router normalises the weights of the chosen experts.
 """
 
 from __future__ import annotations

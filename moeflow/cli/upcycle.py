@@ -38,10 +38,10 @@ Examples:
       --data code=code.txt --data law=law.txt --minutes 120
 
 The experts start as copies of the dense feed-forward network with a little noise, so the new model speaks as
-the dense one does: it is larger, not better. With --train each expert learns from one text, then all learn
-together with their routers (branch-train-mix, 2403.07816), which makes the model better on such texts. Ctrl-C
-saves this training, and the same command resumes it. The result is a Hugging Face folder that transformers
-loads, too."""
+the dense one does: it is larger, not better. With --train each expert learns from one text. Then a joint
+phase trains all experts and their routers (branch-train-mix, 2403.07816). The model becomes better on such
+texts. Ctrl-C saves this training, and the same command resumes it. The result is a Hugging Face folder that
+transformers loads, too."""
 
 
 @click.command(epilog=EPILOG)

@@ -1,1 +1,1 @@
-"""Experts of a dense model that learn from different texts, then together (branch-train-mix)."""
+"""Experts of a dense model that learn from different texts, then jointly (branch-train-mix)."""

@@ -57,10 +57,10 @@ class Adapters:
         return self.factors[a], self.factors[b]
 
     def changed(self, weight: np.ndarray, place: ExpertMatrix) -> Tensor:
-        """Return an expert's matrix in bf16. Shapes: weight [out, in], the dense one in float32."""
+        """Return an expert's matrix in bf16. Shapes: weight [out, in], the dense one, float32."""
         a, b = self.of(place.layer, place.name)
-        change = (a[place.expert].float() @ b[place.expert].float()).T
-        return (torch.from_numpy(weight) + change).to(torch.bfloat16)
+        changed = torch.addmm(torch.from_numpy(weight), b[place.expert].T, a[place.expert].T)
+        return changed.to(torch.bfloat16)
 
 
 def factor_names(layer: int, matrix: str) -> tuple[str, str]:

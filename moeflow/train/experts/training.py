@@ -1,7 +1,7 @@
 """Makes a Mixture-of-Experts model whose experts learn: branch, train, mix (arXiv 2403.07816).
 
-Each expert learns alone from one text. Then routers are fitted, and all learn together from all texts. Finished parts
-stay in a work folder next to the result, so that a stopped run resumes.
+Each expert learns alone from one text. Then routers are fitted, and a joint phase trains all of them on all texts.
+Finished parts stay in a work folder next to the result, so that a stopped run resumes.
 """
 
 from __future__ import annotations
