@@ -11,7 +11,7 @@ from studies.paper.expertflow import expertflow
 from studies.paper.moe_lightning import moe_lightning
 from studies.paper.recorded import recorded
 from studies.paper.sida_table import sida_table
-from studies.paper.sliced_table import sliced_table
+from studies.parallel.paper import paper as sliced_experts
 
 EPILOG = """\b
 Examples:
@@ -36,12 +36,6 @@ def list_experiments() -> None:
     click.echo(f"Of all: {status_counts()}.")
 
 
-@paper.command("sliced-experts")
-def sliced_experts() -> None:
-    """Compare the published results of sliced experts with kept records of studies.parallel."""
-    show(sliced_table(recorded("parallel")))
-
-
 @paper.command()
 def sida() -> None:
     """Compare the published results of SiDA with kept records of studies.sida."""
@@ -50,6 +44,7 @@ def sida() -> None:
 
 paper.add_command(expertflow)
 paper.add_command(moe_lightning)
+paper.add_command(sliced_experts, "sliced-experts")
 
 if __name__ == "__main__":
     run_study(paper)

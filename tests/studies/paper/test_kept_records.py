@@ -1,12 +1,9 @@
-"""Published results of SiDA and of sliced experts beside records of their studies."""
+"""Published results of SiDA beside records of its study."""
 
 from __future__ import annotations
 
-import pytest
-
 from studies.paper.recorded import recorded
 from studies.paper.sida_table import sida_table
-from studies.paper.sliced_table import sliced_table
 from tests.studies import running
 
 
@@ -45,34 +42,7 @@ def test_sida_from_a_record():
     assert found["table 4: top-3 hit rate, 128 experts"] == ("98.8%", "75.0%")
 
 
-def layer_record(experts: int, tokens: int, skew: float, hot: int, speed_up: float) -> dict:
-    seconds = {"sliced": 1.0, "capacity-dropless": speed_up}
-    return {
-        "kind": "parallel",
-        "time": "2026-01-01",
-        "layer": {"num_experts": experts},
-        "num_tokens": [tokens] * 2,
-        "router_skew": skew,
-        "num_experts_skew": hot,
-        "layouts": {name: {"seconds": [[[it / 2, it / 2], [0.0, 0.0]]]} for name, it in seconds.items()},
-    }
-
-
-def test_sweeps_of_sliced_experts_hold_the_other_values():
-    records = [
-        layer_record(8, 100, 0.6, 1, 2.0),
-        layer_record(32, 100, 0.6, 3, 4.0),
-        layer_record(32, 100, 0.0, 3, 1.0),
-        layer_record(32, 900, 0.0, 3, 9.0),
-    ]
-    rows = {name: (ours, trend) for name, _, ours, trend in sliced_table(records).rows}
-    assert rows["figure 6.2: experts"] == ("8: 2.00; 32: 4.00", "grows")
-    assert rows["figure 6.3: tokens of a rank"] == ("no record", "")
-    assert rows["figure 6.4: skew"] == ("0: 1.00; 0.6: 4.00", "grows")
-
-
-@pytest.mark.parametrize(("name", "kind"), [("sida", "sida"), ("sliced-experts", "parallel")])
-def test_the_commands_show_kept_records(name, kind):
-    shown = running.run("studies.paper", name)
+def test_the_command_shows_kept_records():
+    shown = running.run("studies.paper", "sida")
     assert shown.exit_code == 0, shown.output
-    assert recorded(kind)[-1]["time"][:10] in shown.output
+    assert recorded("sida")[-1]["time"][:10] in shown.output
