@@ -290,7 +290,7 @@ def test_it_is_better_than_its_source_and_its_experts_differ(model, dense, built
     for layer, router in zip(model.layers, routers, strict=True):
         layer.mlp.router.copy_(router)
     assert quality.moe_perplexity < quality.dense_perplexity
-    assert quality.permuted_perplexity > 1.1 * quality.moe_perplexity
+    assert quality.permuted_perplexity > 1.02 * quality.moe_perplexity  # of 48 tokens of each text
     assert quality.idlest_shares[0] > 0.01
     novel, code = (next(text for text in quality.texts if text.name == name) for name in ("novel", "code"))
     assert max(range(8), key=novel.expert_shares.__getitem__) != max(range(8), key=code.expert_shares.__getitem__)
