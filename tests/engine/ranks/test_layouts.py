@@ -206,8 +206,8 @@ def recording(begun):
     """Return a class that also notes each rank's first placement."""
 
     class Recording(ExpertRanks):
-        def __init__(self, group, balancer):
-            super().__init__(group, balancer)
+        def __init__(self, group, balancer, *more):
+            super().__init__(group, balancer, *more)
             begun.append(balancer.placement)
 
     return Recording

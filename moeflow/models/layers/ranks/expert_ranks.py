@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from moeflow.core.model_config import ModelConfig
-from moeflow.core.parallel_config import WHOLE, ParallelConfig
+from moeflow.core.parallel_config import GATHERED_BYTES, WHOLE, ParallelConfig
 from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.models.layers.ranks.rank_experts import RankExperts
@@ -22,9 +23,9 @@ from moeflow.parallel.placement.whole_experts import WholeExperts
 class ExpertRanks:
     """Which rank has which experts, the same on all ranks, and this rank's part of them."""
 
-    def __init__(self, group: Group, balancer: ExpertBalancer) -> None:
-        """Take the ranks, and the placement of experts on them."""
-        self.balancer = balancer
+    def __init__(self, group: Group, balancer: ExpertBalancer, gathered_bytes: float = GATHERED_BYTES) -> None:
+        """Take the ranks, the placement of experts on them, and the bytes that a layer exchanges at once."""
+        self.balancer, self._gathered_bytes = balancer, gathered_bytes
         self._group = group
         self._layers: list[RankExperts] = []
         self._memory: list[LazyMemory | None] = []
@@ -44,11 +45,12 @@ class ExpertRanks:
         experts = WholeExperts.of(parallel, group.size, num_layers, shape.routing.num_experts, recorded)
         if parallel.expert_layout != WHOLE:
             group.barrier(f"experts as {parallel.expert_layout} lays them out ({experts.digest})")
-        return cls(group, ExpertBalancer(experts))
+        # Between two exchanges of a layer, a rank with little work would wait for the other half of the pass.
+        return cls(group, ExpertBalancer(experts), inf if parallel.alternating_tokens else GATHERED_BYTES)
 
     def add_layer(self, experts: PackedExperts, memory: LazyMemory | None) -> RankExperts:
         """Return the next layer's experts; `memory` holds them; None: a file with all of them."""
-        layer = RankExperts(experts, len(self._layers), self.balancer, self._group)
+        layer = RankExperts(experts, len(self._layers), self.balancer, self._group, self._gathered_bytes)
         self._layers.append(layer)
         self._memory.append(memory)
         return layer

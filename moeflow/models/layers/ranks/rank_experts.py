@@ -24,8 +24,19 @@ from moeflow.parallel.placement.expert_balancer import ExpertBalancer
 class RankExperts(ExpertWeights):
     """This rank's experts of one layer."""
 
-    def __init__(self, experts: PackedExperts, layer: int, balancer: ExpertBalancer, group: Group) -> None:
-        """Take memory for all experts; this rank fills its own; `layer` counts the layers with experts."""
+    def __init__(
+        self,
+        experts: PackedExperts,
+        layer: int,
+        balancer: ExpertBalancer,
+        group: Group,
+        gathered_bytes: float = GATHERED_BYTES,
+    ) -> None:
+        """Take memory for all experts; this rank fills its own; `layer` counts the layers with experts.
+
+        Up to so many bytes of pairs are exchanged at once, and added up by every rank.
+        """
+        self._gathered_bytes = gathered_bytes
         self._all, self._layer, self._balancer, self._group = experts, layer, balancer, group
         self._name = f"experts of MoE layer {layer}"
         self.expert_bytes = len(experts.storage[0])
@@ -41,7 +52,7 @@ class RankExperts(ExpertWeights):
     def compute(self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, residual: Tensor | None = None) -> Tensor:
         """See `ExpertWeights`. Blocks: until the other ranks are through, too. Raises: GroupError."""
         pairs, ranks = self._own_pairs(hidden, topk_ids, topk_weights)
-        if pairs.nbytes <= GATHERED_BYTES:
+        if pairs.nbytes <= self._gathered_bytes:
             self._gather(pairs, ranks)
             return add_pairs(pairs, topk_ids, residual)
         homes = even_blocks(len(hidden), self._group.size)

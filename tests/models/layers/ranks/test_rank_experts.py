@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.weight_format import WEIGHT_FORMATS
-from moeflow.models.layers.ranks import rank_experts
 from moeflow.models.layers.ranks.rank_experts import RankExperts
 from moeflow.parallel.placement.expert_balancer import ExpertBalancer
 from moeflow.parallel.placement.placement import ExpertPlacement
@@ -63,11 +62,10 @@ def test_the_bits_are_those_of_one_process(weight_format, at_home, data):
             own = PackedExperts.pack(gate_up + wide, down + wide, weight_format)
         else:
             own = everything
-        return RankExperts(own, 0, placed, group).compute(hidden.clone(), ids, weights, residual)
+        limit = 0 if at_home else 1 << 40
+        return RankExperts(own, 0, placed, group, limit).compute(hidden.clone(), ids, weights, residual)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rank_experts, "GATHERED_BYTES", 0 if at_home else 1 << 40)
-        found = run_ranks(size, compute)
+    found = run_ranks(size, compute)
     assert all(torch.equal(each, want) for each in found)
 
 
@@ -94,15 +92,13 @@ def test_many_tokens_are_added_up_where_they_are_at_home_so_that_less_travels():
     sent = {}
     for limit in (0, 1 << 40):
 
-        def compute(group):
+        def compute(group, limit=limit):
             room = PackedExperts(num_experts, HIDDEN, WIDTH, "bfloat16")
-            experts = RankExperts(room, 0, balancer(num_experts, size), group)
+            experts = RankExperts(room, 0, balancer(num_experts, size), group, limit)
             experts.compute(hidden.clone(), ids, weights)
             return group.sent_bytes
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rank_experts, "GATHERED_BYTES", limit)
-            sent[limit] = sum(run_ranks(size, compute))
+        sent[limit] = sum(run_ranks(size, compute))
     pair_bytes = num_tokens * top_k * HIDDEN * 4
     assert sent[1 << 40] == (size - 1) * pair_bytes  # each pair to all others
     home = sum(ids[i].div(2, rounding_mode="floor").ne(i * size // num_tokens).sum().item() for i in range(num_tokens))
