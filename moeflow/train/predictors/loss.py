@@ -2,7 +2,7 @@
 
 Source: truncated knowledge distillation, SiDA (2310.18859, section 3.3): the teacher's likeliest experts alone, with a
 small cross entropy on the likeliest. Published, both distributions cover these experts alone. The cross entropy is then
-all that keeps other experts from the first ranks. Otherwise the predictor's distribution covers all experts.
+all that keeps other experts from the first ranks. The other loss has all experts in the predictor's distribution.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class PredictorRecipe(Recipe):
     minutes: float = minutes(20.0, "text and training")
     text_tokens: int | None = count(None, "Number of text tokens, without a time limit.")
     epochs: int | None = count(None, "Most epochs, without a time limit.")
-    learning_rate: float = learning_rate(3e-3)  # published: 5e-5, with a batch of 64, constant, truncated
+    learning_rate: float = learning_rate(3e-3)  # published: 5e-5, with a batch of 64, constant
     schedule: str = option(
         "cosine",
         "Learning rate: cosine, over the time or epochs after a short rise; or constant, until held-out text stops "
@@ -22,10 +22,10 @@ class PredictorRecipe(Recipe):
         choices=("cosine", "constant"),
     )
     loss: str = option(
-        "all",
-        "Experts among which the network's probabilities are compared with the routers': all; or truncated, the "
-        "routers' 30 likeliest alone, as published.",
-        choices=("all", "truncated"),
+        "truncated",
+        "Experts among which the network's probabilities are compared with the routers': truncated, the routers' 30 "
+        "likeliest alone, as published; or all.",
+        choices=("truncated", "all"),
     )
     batch_size: int = count(32, "Pieces of text in a step.")
     hidden_size: int = count(256, "Hidden size of the network.")
