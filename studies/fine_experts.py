@@ -30,7 +30,7 @@ from moeflow.train.builtin import ensure_builtin_model
 from moeflow.train.upcycling_quality import Quality, measure_quality
 
 NUM_SLICES = 8
-MIXING = 0.05  # standard deviation of a row's change, as a share of the router's
+MIXING = 0.01  # size of the random part of a slice's score, as a share of the spread of the experts' scores
 _INNER_ROWS = (".w1.weight", ".w3.weight")  # matrices with one row for each inner neuron
 _INNER_COLUMNS = ".w2.weight"
 _ROUTER = ".gate.weight"
@@ -73,9 +73,7 @@ def _tensors(checkpoint: Checkpoint, num_slices: int, mixing: float) -> Iterator
     for name in checkpoint.tensors:
         tensor = checkpoint.read(name)
         if name.endswith(_ROUTER):
-            rows = tensor.float().repeat_interleave(num_slices, dim=0)
-            change = torch.randn(rows.shape, generator=generator) * rows.std() * mixing
-            yield name, (rows + change).to(torch.bfloat16)
+            yield name, _sliced_router(tensor.float(), num_slices, mixing, generator).to(torch.bfloat16)
         elif name.endswith(_INNER_ROWS):
             for number, each in enumerate(_slice_names(name, num_slices)):
                 yield each, tensor[number::num_slices].to(torch.bfloat16)
@@ -84,6 +82,16 @@ def _tensors(checkpoint: Checkpoint, num_slices: int, mixing: float) -> Iterator
                 yield each, (tensor[:, number::num_slices].float() * num_slices).to(torch.bfloat16)
         else:
             yield name, tensor.to(torch.bfloat16)
+
+
+def _sliced_router(router: Tensor, num_slices: int, mixing: float, generator: torch.Generator) -> Tensor:
+    """Return rows for all slices. Their change is a mix of the rows' differences, so no slice wins for every token.
+
+    Shapes: router [E, H] -> [E * slices, H].
+    """
+    rows = router.repeat_interleave(num_slices, dim=0)
+    mix = torch.randn(len(rows), len(router), generator=generator) / len(router) ** 0.5
+    return rows + mixing * mix @ (router - router.mean(dim=0))
 
 
 def _slice_names(name: str, num_slices: int) -> list[str]:
