@@ -403,7 +403,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
     ),
     "asynchronous": (
         "Experts on devices, with barriers and without",
-        write_newest(asynchronous_table, lambda r: [describe_case(row["case"]) for row in r["cases"]]),
+        write_newest(asynchronous_table, lambda r: tuple(describe_case(row["case"]) for row in r["cases"])),
     ),
     "rank_schedules": (
         "Layouts and schedules of ranks",
