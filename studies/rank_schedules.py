@@ -26,7 +26,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +36,6 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from moeflow.bench.records import Record
 from moeflow.bench.tables import Table
 from moeflow.cli.bench.output import result_options
-from moeflow.core.parallel_config import RankLinks
 from moeflow.engine.engine import Engine
 from moeflow.engine.ranks.linked_rank import compute_linked
 from moeflow.planner.planning import plan_for_start
@@ -48,13 +46,12 @@ from studies.harness.command import run_study
 from studies.harness.interleaved import interleaved
 from studies.harness.records import publish
 from studies.sleeping_ranks import sleep_as
-from studies.two_machines import ADDRESSES, PINNED, Machine, answers, limit_link, two_machines
+from studies.two_machines import PINNED, Machine, answers, limit_link, linked, two_machines
 from tests.tiny_mixtral import write_byte_tokenizer
 
 MEMORY: Final = "memory"  # the link of ranks on one machine
 UNLIMITED: Final = "unlimited"  # as fast as the namespaces of one machine
 FIRST_PORT: Final = 9310
-SECRET: Final = b"of the ranks of this study"
 LAYOUTS: Final[dict[str, dict[str, Any]]] = {
     "index": {"expert_layout": "expert", "expert_placement": "index"},
     "load": {"expert_layout": "expert", "expert_placement": "load"},
@@ -112,10 +109,7 @@ def work(settings: str, rank: int, scale: float) -> None:
     config = plan_for_start(Settings(**given | {"cache_dir": Path(given["cache_dir"])})).config
     assert config.parallel is not None
     if config.parallel.is_spread:
-        port = int(given["listen_ranks"].rpartition(":")[2])
-        addresses = tuple((address, port) for address in ADDRESSES)
-        links = RankLinks(rank=rank, addresses=addresses, secret=SECRET)
-        config = replace(config, parallel=replace(config.parallel, links=links))
+        config = linked(config, given["listen_ranks"], rank)
     if rank:
         compute_linked(config)
         return

@@ -7,7 +7,7 @@ disk. A link of the given rate joins both. The arms answer the same prompts alte
 
 - disk: one machine with `--memory`; experts that do not fit come from disk
 - lent: the same, and the other machine lends as much memory (`moeflow lend`), in each pass without a trial
-- ranks, stages: the other machine has a copy of the checkpoint and the same `--memory`, and joins
+- ranks, stages: the other machine has a copy of the checkpoint and the same `--memory`, and computes, too
 - whole: one machine with memory for the whole model
 
 Models are Mixtrals of random numbers. Tokens are drawn at temperature 1, and routers choose by token, about evenly.
@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,10 +37,13 @@ import torch
 from moeflow.bench.records import Record
 from moeflow.bench.tables import Table
 from moeflow.cli.bench.output import result_options
+from moeflow.core.engine_config import EngineConfig
 from moeflow.core.engine_messages import Submission
+from moeflow.core.parallel_config import RankLinks
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.core.units import parse_bytes
 from moeflow.engine.engine import Engine
+from moeflow.engine.ranks.linked_rank import compute_linked
 from moeflow.experts.remote.remote_experts import RemoteExperts
 from moeflow.parallel.tcp.cluster_token import ensure_token
 from moeflow.planner.model_files import shipped_models
@@ -55,6 +58,11 @@ from studies.hollow_model import write_hollow_mixtral
 
 ADDRESSES: Final = ("10.213.79.1", "10.213.79.2")
 PORTS: Final = {"lent": 9300, "ranks": 9301, "stages": 9302}
+RANKS: Final[dict[str, dict[str, Any]]] = {  # layouts are named, since each machine plans by itself
+    "ranks": {"num_ranks": 2, "expert_layout": "expert", "attention_layout": "replicated"},
+    "stages": {"stages": "2"},
+}
+SECRET: Final = b"of the ranks of this study"
 PINNED: Final = ("taskset", "-c")  # and a core
 NARROW: Final = 4  # divides Mixtral's widths
 SHAPES: Final = {  # of models of 3 to 4 GB in bfloat16
@@ -171,9 +179,7 @@ class Arm:
     def __init__(self, prefix: Sequence[str], settings: dict[str, Any]) -> None:
         """Load it, behind the words of a prefix."""
         self._engine = Children()
-        self._engine.start(
-            [*prefix, sys.executable, "-m", "studies.two_machines", ".", "--worker", json.dumps(settings)]
-        )
+        self._engine.start([*prefix, *worker_command(settings)])
         self._engine.answer(0)
 
     def ask(self, prompts: list[list[int]], num_new: int) -> dict[str, Any]:
@@ -265,14 +271,32 @@ def table(record: Record) -> Table:
     return Table(title, columns, tuple(found), (f"times as fast as {first}: median of rounds, from and to",))
 
 
-def work(settings: str) -> None:
-    """Be an engine with these settings."""
+def worker_command(settings: dict[str, Any]) -> list[str]:
+    """Return the command of an engine with these settings."""
+    return [sys.executable, "-m", "studies.two_machines", ".", "--worker", json.dumps(settings)]
+
+
+def linked(config: EngineConfig, listen_ranks: str, rank: int) -> EngineConfig:
+    """Return the configuration of a rank of both machines, at the port of `listen_ranks` (HOST:PORT)."""
+    assert config.parallel is not None
+    port = int(listen_ranks.rpartition(":")[2])
+    links = RankLinks(rank=rank, addresses=tuple((address, port) for address in ADDRESSES), secret=SECRET)
+    return replace(config, parallel=replace(config.parallel, links=links))
+
+
+def work(settings: str, rank: int) -> None:
+    """Be an engine with these settings, or its rank on the other machine."""
     given = json.loads(settings)
     sizes = {name: parse_bytes(given.pop(name)) for name in ("memory_bytes", "kv_cache_bytes") if name in given}
     paths = {name: Path(given.pop(name)) for name in ("cache_dir", "cluster_token_file")}
     config = plan_for_start(Settings(**given, **sizes, **paths)).config
     if "remote_experts" in given:
         RemoteExperts._trial_of = lambda *_: AlwaysOn()  # type: ignore[assignment,method-assign,return-value]
+    if "listen_ranks" in given:
+        config = linked(config, given["listen_ranks"], rank)
+    if rank:
+        compute_linked(config)
+        return
     engine = Engine.load(config)
     print("true", flush=True)
     try:
@@ -310,6 +334,7 @@ def common(folder: Path, shape: str) -> dict[str, Any]:
 @click.option("--rounds", default=4, show_default=True)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--worker", help="Internal: be an engine with these settings.")
+@click.option("--rank", default=0, help="Internal: of the worker.")
 @result_options
 def main(
     folder: Path,
@@ -323,12 +348,13 @@ def main(
     rounds: int,
     seed: int,
     worker: str | None,
+    rank: int,
     as_json: bool,
     out: Path | None,
 ) -> None:
     """Measure uses of a second machine."""
     if worker is not None:
-        work(worker)
+        work(worker, rank)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     base = common(folder, shape)
@@ -375,10 +401,12 @@ def start_arm(
         there.moeflow(undo, "lend", "--listen", address, "--memory", lent_memory or memory, *token)
         time.sleep(4)
         own |= {"remote_experts": address}
-    elif name in ("ranks", "stages"):
+    elif name in RANKS:
         address = f"{here.address}:{PORTS[name]}"
-        there.moeflow(undo, "join", address, "--cache-dir", base["cache_dir"], *token)
-        own |= {"listen_ranks": address} | ({"num_ranks": 2} if name == "ranks" else {"stages": "2"})
+        own |= {"listen_ranks": address, "is_served": True} | RANKS[name]
+        other = subprocess.Popen([*there.prefix, *worker_command(base | own), "--rank", "1"])
+        undo.callback(other.wait)
+        undo.callback(other.kill)
     arm = Arm(here.prefix, base | own)
     undo.callback(arm.end)
     return arm
