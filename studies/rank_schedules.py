@@ -204,7 +204,7 @@ def table(record: Record) -> Table:
 @click.option("--link", "links", multiple=True, default=(MEMORY,), help="memory, or a rate as tc writes it.")
 @click.option("--arm", "wanted", multiple=True, type=click.Choice(ARMS), default=ARMS)
 @click.option("--bias", default=0.2, show_default=True, help="Of the hot experts.")
-@click.option("--scale", default=0.0, help="Sleep so many times as long as a T4 would compute; not with memory.")
+@click.option("--scale", default=0.0, help="Sleep for a multiple of the computing time of a T4; not with memory.")
 @click.option("--rounds", default=4, show_default=True)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--worker", help="Internal: be an engine with these settings.")
