@@ -1,6 +1,6 @@
 """Makes the ranks of this process take as long as slower devices: each sleeps before it computes.
 
-So ranks may share cores, and other work of the machine hardly matters. What they compute and exchange stays the same.
+So ranks may share cores, and other work of the machine hardly matters. Their computations and exchanges stay the same.
 """
 
 from __future__ import annotations

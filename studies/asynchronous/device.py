@@ -35,7 +35,7 @@ class Message(msgspec.Struct, frozen=True):
 
     kind: str
     layer: int
-    batches: tuple[int, ...]  # which are computed together
+    batches: tuple[int, ...]  # which one task computes
     source: int
     arrives_s: float  # by the clock of all processes
     rows: bytes
@@ -198,7 +198,7 @@ class Piece:
 
 
 class Flight:
-    """Batches that a device computes together, on their way through the layers."""
+    """Batches that a device computes as one, on their way through the layers."""
 
     def __init__(self, case: Case, batches: tuple[int, ...]) -> None:
         self._case, self.batches = case, batches
@@ -266,7 +266,7 @@ class Asynchronous:
     """No collectives: a device computes attention while it can, and else the experts of the tokens that are there."""
 
     def __init__(self, device: Device, form: str) -> None:
-        """Take the form, which decides what is one task."""
+        """Take the form, which decides the extent of a task."""
         self._device, self._form = device, form
 
     def run(self, groups: Sequence[tuple[int, ...]]) -> dict[int, Rows]:

@@ -5,7 +5,7 @@
 - expert-by-load: the same; experts are placed by an earlier batch's loads, with one slot more a rank for replicas.
 - what other packages add: the same; experts are placed as they say.
 - capacity, capacity-dropless: as DeepSpeed's expert parallelism. Each rank sends every expert C rows, padding included,
-  and an expert computes all of them. What is beyond C = f K T / E is dropped; dropless, C is the largest load of any
+  and an expert computes all of them. Choices beyond C = f K T / E are dropped; dropless, C is the largest load of any
   rank and expert. Rows are moved by index (`padded_experts.py`).
 - sliced: every rank has a slice of every expert, and one call of the kernel computes all (the grouped variant of the
   study). Rows keep their order and carry their choices: the kernel sorts indices, and a token

@@ -1,4 +1,4 @@
-"""What limits a predictor of a classifier's experts: its size, its text, or what it sees.
+"""Limits of a predictor of a classifier's experts: its size, its text, or its inputs.
 
     python -m studies.sida.limits MODEL --data train.tsv --dev dev.tsv
 
