@@ -1,8 +1,8 @@
 """The tensors and plain settings of a file that `torch.save` wrote.
 
-Such files are pickles, which can run code. This reads tensors, containers, numbers, texts, NumPy's arrays and
-`argparse.Namespace`, and refuses a file with anything else before any of it exists: PyTorch's `weights_only`. Tensors
-are mapped, not read.
+Such files are pickles, which can run code. This reads tensors, containers, numbers, texts and `argparse.Namespace`,
+and refuses a file with anything else before any of it exists: PyTorch's `weights_only`. NumPy's arrays are skipped,
+because a pickle can make NumPy's constructors read any address. Tensors are mapped, not read.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
 
 from moeflow.checkpoint.checkpoint import FLOATS
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN
@@ -34,6 +32,12 @@ _ENUMERATIONS: Final = (  # of Megatron's arguments: read as their numbers
     "megatron.core.enums.ModelType",
     "megatron.enums.PositionEmbeddingType",
     "megatron.model.enums.PositionEmbeddingType",
+)
+_NUMPY: Final = (  # of random numbers' states
+    "numpy.ndarray",
+    "numpy.dtype",
+    "numpy.core.multiarray._reconstruct",
+    "numpy._core.multiarray._reconstruct",
 )
 _REMEDY: Final = (
     "Download it again; or where you trust it, load it with torch.load(FILE, weights_only=False), take its tensors and "
@@ -87,10 +91,18 @@ def _data_allowed() -> Iterator[None]:
             yield
 
 
+class _Skipped:
+    """Stands for a value that is not needed, and ignores its contents."""
+
+    def __init__(self, *contents: object) -> None:
+        pass
+
+    def __setstate__(self, contents: object) -> None:
+        pass
+
+
 def _data_classes() -> Iterator[Any]:
     """Yield classes without effects that training states contain, some with the name that a file has for them."""
     yield argparse.Namespace
-    yield from (np.ndarray, np.dtype, type(np.dtype(np.uint32)))  # of random numbers' states
-    reconstruct = np.empty(0).__reduce__()[0]
-    yield from ((reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core"))
+    yield from ((_Skipped, name) for name in _NUMPY)
     yield from ((int, name) for name in _ENUMERATIONS)
