@@ -77,6 +77,22 @@ def plain_floats(value: Any, name: str, file: Path) -> Tensor:
     return value
 
 
+def plain_settings(found: Any) -> Mapping[str, Any] | None:
+    """Return the settings of a namespace or a dictionary by name; None for any other value.
+
+    Only numbers, texts and None are kept. Other values, whose comparison or `repr` may fail, give way to their class.
+    """
+    settings = vars(found) if isinstance(found, argparse.Namespace) else found
+    if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
+        return None
+    return {name: plain_setting(value) for name, value in settings.items()}
+
+
+def plain_setting(value: Any) -> Any:
+    """Return a number, a text or None unchanged, and the class of any other value."""
+    return value if value is None or isinstance(value, (bool, int, float, str)) else type(value)
+
+
 def stored_as(tensor: Tensor) -> str:
     """Return the name of a tensor's type."""
     return str(tensor.dtype).removeprefix("torch.")

@@ -177,6 +177,7 @@ def test_a_file_with_anything_but_data_is_refused_and_runs_nothing(folder, capsy
     [
         ("layernorm_embedding", True, "'layernorm_embedding' is True"),
         ("decoder_normalize_before", False, "'decoder_normalize_before' is False"),
+        ("scale_fc", torch.tensor([0, 0]), "'scale_fc' is <class 'torch.Tensor'>"),
         ("decoder_embed_dim", None, "has no 'decoder_embed_dim'"),
         ("decoder_output_dim", 16, "'decoder_output_dim' is 16"),
         ("activation_fn", "swish", "the activation is 'swish'"),

@@ -118,7 +118,7 @@ def test_settings_are_those_of_the_arguments_and_tensors(folder, tmp_path_factor
 
 
 def test_the_states_of_a_training_are_read_as_data(folder, monkeypatch):
-    """Megatron's enumerations, whose module is not there when reading, and random numbers' states, which are skipped."""
+    """Megatron's enumerations, whose module is not there when reading, and skipped random numbers' states."""
     module = ModuleType("megatron.core.enums")
     module.ModelType = Enum("ModelType", {"encoder_or_decoder": 1}, module=module.__name__)
     for name in ("megatron", "megatron.core", module.__name__):
@@ -201,6 +201,9 @@ def test_ranks_that_the_arguments_count_are_all_needed(folder):
         ("num_layers", 3, r"'moe_layers' is \[1, 3\]"),
         ("num_layers", 5, "is missing"),
         ("ffn_hidden_size", 64, "shape"),
+        ("topk", torch.tensor([1, 2]), "'topk' is <class 'torch.Tensor'>"),
+        ("hidden_size", torch.tensor([1, 2]), "'hidden_size' is <class 'torch.Tensor'>"),
+        ("tensor_model_parallel_size", 1, "parts of 2 tensor-parallel ranks, where its arguments name 1"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(folder, name, value, problem):
@@ -230,6 +233,7 @@ def test_tensors_that_do_not_fit_are_refused(folder, name, value, problem):
         ({PLACE + "0.extra.weight": torch.zeros(3)}, "not part of the model"),
         ({PLACE + "3.mlp.deepspeed_moe.gate.wg.weight": torch.zeros(5, 32)}, "unlike numbers of experts"),
         ({PLACE + "3.mlp.deepspeed_moe.gate.wg.weight": torch.zeros(())}, "is no matrix"),
+        ({PLACE + "0.mlp.gate.weight": torch.zeros(4, 32)}, "not part of the model"),
         ({"language_model.embedding.word_embeddings.weight": torch.zeros(())}, "is no matrix"),
         ({PLACE + "0.mlp.dense_4h_to_h.weight": torch.zeros(3)}, "is no matrix"),
         ({PLACE + "0.self_attention.query_key_value.weight": torch.zeros(())}, "no queries, keys and values"),
@@ -242,6 +246,18 @@ def test_tensors_that_no_rank_has_right_are_refused(folder, changes, problem):
     check_refused(folder, problem)
 
 
+CYCLE = {}
+CYCLE["a"] = CYCLE
+
+
+def shared_dictionaries(depth):
+    """Return dictionaries with 2 ** depth paths."""
+    found = {}
+    for _ in range(depth):
+        found = {"a": found, "b": found}
+    return found
+
+
 @pytest.mark.parametrize(
     ("entries", "problem"),
     [
@@ -252,8 +268,11 @@ def test_tensors_that_no_rank_has_right_are_refused(folder, changes, problem):
         ({"checkpoint_version": 4.0}, "'checkpoint_version' 4.0"),
         ({"checkpoint_version": "new"}, "'checkpoint_version' 'new'"),
         ({"checkpoint_version": [3]}, "'checkpoint_version'"),
+        ({"checkpoint_version": torch.tensor([3, 3])}, "'checkpoint_version' <class 'torch.Tensor'>"),
+        ({"module": CYCLE}, "names of over 512 characters"),
+        ({"module": shared_dictionaries(30)}, "tensors, where at most"),
     ],
-    ids=str,
+    ids=[f"contents-{number}" for number in range(10)],
 )
 def test_other_contents_are_refused(folder, entries, problem):
     for rank in range(2):
@@ -262,9 +281,10 @@ def test_other_contents_are_refused(folder, entries, problem):
 
 
 def test_folders_that_hold_no_such_model_are_refused(folder):
-    (folder / "mp_rank_00_001").mkdir()
-    check_refused(folder, "pipeline stages")
-    (folder / "mp_rank_00_001").rmdir()
+    for name in ("mp_rank_00_001", "mp_rank_00_001_000"):
+        (folder / name).mkdir()
+        check_refused(folder, "pipeline stages, or the experts of expert-parallel ranks")
+        (folder / name).rmdir()
     (folder / "mp_rank_02").mkdir()
     check_refused(folder, r"holds 0 of model_rng\.pt")
 
@@ -276,8 +296,9 @@ def test_the_last_save_is_taken_where_a_file_names_it(folder):
         shutil.move(file, save)
     (folder / "latest").write_text("global_step9")
     assert load(folder).config.num_layers == 4
-    (folder / "latest").write_text("../elsewhere")
-    check_refused(folder, "names '../elsewhere', no folder")
+    for name in ("../elsewhere", ".."):
+        (folder / "latest").write_text(name)
+        check_refused(folder, f"names '{name}', no folder")
 
 
 def test_a_training_with_a_model_in_hugging_face_form_is_that_model(folder):

@@ -5,11 +5,11 @@ Arguments that would change the arithmetic in a way that is not computed are err
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from moeflow.checkpoint.tensor_file import plain_settings
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import ConfigReader
 from moeflow.core.truncated_repr import truncated_repr
@@ -41,8 +41,8 @@ def read_arguments(stored: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
     config = stored.get("cfg")
     found = config.get("model") if isinstance(config, Mapping) else None
     found = stored.get("args") if found is None else found
-    arguments = vars(found) if isinstance(found, argparse.Namespace) else found
-    if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):
+    arguments = plain_settings(found)
+    if arguments is None:
         raise CheckpointError(
             "has no arguments of a model in 'cfg' or 'args'", file=file, remedy="Take the file that fairseq trained"
         )

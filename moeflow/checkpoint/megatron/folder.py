@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -15,7 +16,7 @@ from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, known_tensor
 from moeflow.checkpoint.json_file import read_json_object
 from moeflow.checkpoint.kept_matrices import KeptMatrices
 from moeflow.checkpoint.megatron.layout import Place, find_places, third_of
-from moeflow.checkpoint.megatron.part_files import find_part_files, missing_rank
+from moeflow.checkpoint.megatron.part_files import find_part_files, wrong_ranks
 from moeflow.checkpoint.megatron.settings import num_ranks, read_arguments, translate
 from moeflow.checkpoint.megatron.stored_parts import StoredParts, missing_parts, read_parts, read_version
 from moeflow.checkpoint.tensor_file import read_tensor_file, stored_as
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _EMBEDDINGS, _POSITIONS, _HEAD = "model.embed_tokens.weight", "model.embed_positions.weight", "lm_head.weight"
-_GATE: Final = ".mlp.gate.weight"  # how names of routers end
+_GATE: Final = re.compile(r"model\.layers\.(\d{1,6})\.mlp\.gate\.weight")
 
 
 class MegatronFolder:
@@ -46,7 +47,7 @@ class MegatronFolder:
         self.config_file = config_json if config and first.get("args") is None else ranks[0].main
         arguments = read_arguments(first, config, self.config_file)
         if (number := num_ranks(arguments, len(ranks))) != len(ranks):
-            raise missing_rank(path, min(number, len(ranks)))
+            raise wrong_ranks(path, number, len(ranks))
         self._num_ranks, self._version = len(ranks), read_version(first, ranks[0].main)
         self._places: dict[str, tuple[Place, StoredParts]] = {}
         for stored_name, parts in read_parts(ranks, stored).items():
@@ -77,7 +78,8 @@ class MegatronFolder:
 
     def _facts(self) -> dict[str, Any]:
         """Return the settings that tensors tell."""
-        gates = {name: self._num_rows(name) for name in self._places if name.endswith(_GATE)}
+        found = map(_GATE.fullmatch, self._places)
+        gates = {int(it[1]): self._num_rows(it[0]) for it in found if it}
         if len(numbers := set(gates.values())) > 1:
             raise CheckpointError(
                 f"has layers with unlike numbers of experts: {sorted(numbers)}",
@@ -88,7 +90,7 @@ class MegatronFolder:
             "vocab_size": self._num_rows(_EMBEDDINGS),
             "max_position_embeddings": self._num_rows(_POSITIONS),
             "num_experts": next(iter(numbers), 0),
-            "moe_layers": sorted(int(name.split(".")[2]) for name in gates),
+            "moe_layers": sorted(gates),
             "tie_word_embeddings": _HEAD not in self._places,
         }
 

@@ -20,7 +20,7 @@ from moeflow.core.errors import CheckpointError
 from moeflow.core.truncated_repr import truncated_repr
 
 _RANK_FOLDER: Final = re.compile(r"mp_rank_(\d{2,4})")
-_STAGE_FOLDER: Final = re.compile(r"mp_rank_\d{2,4}_\d+")
+_STAGE_FOLDER: Final = re.compile(r"mp_rank_\d{2,4}(?:_\d+){1,2}")  # of a stage, an expert-parallel rank, or both
 _IN_RANK_FOLDER: Final = ("model_rng.pt", "model_optim_rng.pt")
 _RANK_FILE: Final = re.compile(r"mp_rank_(\d{2,4})_model_states\.pt")
 _EXPERT_FILE: Final = re.compile(r"(?:layer_\d+_)?expert_\d+_mp_rank_(\d{2,4})_model_states\.pt")
@@ -53,9 +53,11 @@ def find_part_files(path: Path) -> list[PartFiles]:
         names = sorted(entry.name for entry in folder.iterdir())
     if any(map(_STAGE_FOLDER.fullmatch, names)):
         raise CheckpointError(
-            "has the layers of pipeline stages in files of their own",
+            "has the layers of pipeline stages, or the experts of expert-parallel ranks, in files of their own",
             file=folder,
-            remedy="Merge the stages with Megatron's tools (--target-pipeline-parallel-size 1)",
+            remedy=(
+                "Merge them with Megatron's tools (--target-pipeline-parallel-size 1 --target-expert-parallel-size 1)"
+            ),
         )
     found: dict[int, PartFiles] = {}
     for name in names:
@@ -83,6 +85,17 @@ def missing_rank(folder: Path, rank: int) -> CheckpointError:
     )
 
 
+def wrong_ranks(folder: Path, num_named: int, num_found: int) -> CheckpointError:
+    """Return the error for other ranks than the arguments name."""
+    if num_named > num_found:
+        return missing_rank(folder, num_found)
+    return CheckpointError(
+        f"has the parts of {num_found} tensor-parallel ranks, where its arguments name {num_named}",
+        file=folder,
+        remedy="Leave the parts of one save in the folder",
+    )
+
+
 def _folders_with_parts(path: Path) -> Iterator[Path]:
     for folder in (path, path / _MODELSCOPE_FOLDER, *_latest_folders(path)):
         if folder.is_dir() and any(map(_is_part, folder.iterdir())):
@@ -99,7 +112,7 @@ def _latest_folders(path: Path) -> Iterator[Path]:
     for name, form in _LATEST.items():
         if os.path.lexists(path / name):
             tag = read_whole(path / name, _MAX_NAME_BYTES).decode(errors="replace").strip()
-            if tag != Path(tag).name or "\0" in tag:
+            if tag != Path(tag).name or tag == ".." or "\0" in tag:
                 raise CheckpointError(f"names {truncated_repr(tag)}, no folder", file=path / name, remedy="Correct it")
             yield path / (form.format(tag) if tag != "release" else tag)
 

@@ -5,11 +5,11 @@ Arguments that would change the arithmetic in a way that is not computed are err
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from moeflow.checkpoint.tensor_file import plain_settings
 from moeflow.core.errors import CheckpointError
 from moeflow.core.model_config import MAX_LAYERS, ConfigReader
 from moeflow.core.truncated_repr import truncated_repr
@@ -39,10 +39,8 @@ _SUPPORTED: Final[Mapping[str, tuple[Any, ...]]] = {
 def read_arguments(stored: Mapping[str, Any], config: Mapping[str, Any], file: Path) -> ConfigReader:
     """Return the model's arguments: those of a training, or else ModelScope's config.json. Raises: CheckpointError."""
     found = stored.get("args")
-    arguments = vars(found) if isinstance(found, argparse.Namespace) else found
-    if arguments is None:
-        arguments = config
-    if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments) or not arguments:
+    arguments = plain_settings(config if found is None else found)
+    if not arguments:
         raise CheckpointError(
             "has no arguments of a training ('args'), and there is no config.json",
             file=file,

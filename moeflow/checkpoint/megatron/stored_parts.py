@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from moeflow.checkpoint.file_errors import DOWNLOAD_AGAIN, check_num_tensors
 from moeflow.checkpoint.megatron.part_files import PartFiles
-from moeflow.checkpoint.tensor_file import plain_floats, read_tensor_file
+from moeflow.checkpoint.tensor_file import plain_floats, plain_setting, read_tensor_file
 from moeflow.core.errors import CheckpointError
+from moeflow.core.truncated_repr import truncated_repr
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _WEIGHTS: Final = ("module", "model")  # entries with weights: DeepSpeed's, and Megatron's
 _NO_WEIGHTS: Final = "_extra_state"  # how names of other entries end
+_LONGEST_NAME: Final = 512
 _VERSIONS: Final = (0, 1, 2, 3)
 
 
@@ -40,17 +42,18 @@ def read_parts(ranks: Sequence[PartFiles], stored: Sequence[Mapping[str, Any]]) 
                 if rank in of_ranks:
                     raise CheckpointError("is there twice", file=file, tensor=name, remedy=DOWNLOAD_AGAIN)
                 of_ranks[rank] = plain_floats(value, name, file), file
-        check_num_tensors(len(found), files.main)
+            check_num_tensors(len(found), file)
     return {name: _checked(name, of_ranks, len(ranks)) for name, of_ranks in found.items()}
 
 
 def read_version(stored: Mapping[str, Any], file: Path) -> float:
     """Return the version of a file's layout. Raises: CheckpointError if it is unknown."""
     is_current = _WEIGHTS[0] in stored  # DeepSpeed is younger than the last version
-    version = stored.get("checkpoint_version", _VERSIONS[-1] if is_current else _VERSIONS[0])
+    version = plain_setting(stored.get("checkpoint_version", _VERSIONS[-1] if is_current else _VERSIONS[0]))
     if version not in _VERSIONS:
         raise CheckpointError(
-            f"has 'checkpoint_version' {version!r}, where one of {', '.join(map(str, _VERSIONS))} is expected",
+            f"has 'checkpoint_version' {truncated_repr(version)}, where one of "
+            f"{', '.join(map(str, _VERSIONS))} is expected",
             file=file,
             remedy="Save it with a known version of Megatron",
         )
@@ -67,14 +70,23 @@ def _weights(stored: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
 
 
 def _flat(weights: Mapping[str, Any], file: Path) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of all entries; those of dictionaries in it under joined names."""
+    """Yield (name, value) of all entries; those of dictionaries in it under joined names.
+
+    Raises: CheckpointError if dictionaries contain themselves, or each other so often that entries have no end.
+    """
     waiting: list[tuple[str, Mapping[str, Any]]] = [("", weights)]
+    count = 0
     while waiting:
         prefix, entries = waiting.pop()
-        check_num_tensors(len(waiting), file)
         for key, value in entries.items():
             if not isinstance(key, str):
                 raise CheckpointError("has weights without names", file=file, remedy=DOWNLOAD_AGAIN)
+            if len(prefix) + len(key) > _LONGEST_NAME:
+                raise CheckpointError(
+                    f"has weights with names of over {_LONGEST_NAME} characters", file=file, remedy=DOWNLOAD_AGAIN
+                )
+            count += 1
+            check_num_tensors(count, file)
             if isinstance(value, Mapping):
                 waiting.append((f"{prefix}{key}.", value))
             elif not key.endswith(_NO_WEIGHTS):
