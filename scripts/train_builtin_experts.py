@@ -29,7 +29,7 @@ from moeflow.train.builtin import BUILTIN_RECIPE, EXPERTS_FILE, builtin_source, 
 from moeflow.train.experts.recipe import ExpertRecipe
 from moeflow.train.experts.saved import TrainedExperts, load_experts, save_experts
 from moeflow.train.experts.texts import learning_texts, measured_text, named_files
-from moeflow.train.experts.training import train
+from moeflow.train.experts.training import inputs_of, train
 from moeflow.train.phases import Phase
 from moeflow.train.upcycling import upcycle
 from moeflow.train.upcycling_quality import Quality, measure_quality
@@ -53,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     source = builtin_source()
     texts = learning_texts(Tokenizer.load(source).encode, files)
-    with work_folder(options.work) as work, closing(open_checkpoint(source)) as checkpoint:
-        work.check_recipe({"data": list(files), **asdict(recipe)})
+    with work_folder(options.work, may_have_parts=True) as work, closing(open_checkpoint(source)) as checkpoint:
+        work.check_recipe({"data": list(files), **inputs_of(checkpoint, texts), **asdict(recipe)})
         trained = train(checkpoint, texts, recipe, work, _report)
     save_experts(options.out, fingerprint(source), trained, options.max_bytes)
     print(f"\nwrote {options.out}, {options.out.stat().st_size:,} bytes")

@@ -5,6 +5,7 @@ A file is written under another name and renamed, so that a kill leaves a comple
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,10 @@ from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.train.folder_lock import folder_lock
 
 _RECIPE = "recipe.json"
+_LOCK = ".lock"
+_COMPLETE = ".safetensors"
+_UNFINISHED = ".unfinished"
+_PARTS = (_COMPLETE, _UNFINISHED)
 _REMEDY = "Remove the folder to start again"
 
 
@@ -33,7 +38,7 @@ class StateFile:
 
     def save(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any] | None = None) -> None:
         """Replace the file. Raises: ConfigError if the disk is full; OSError."""
-        unfinished = self.path.with_suffix(".unfinished")
+        unfinished = self.path.with_suffix(_UNFINISHED)
         texts = {key: json.dumps(value) for key, value in (metadata or {}).items()}
         try:
             save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, unfinished, texts)
@@ -75,7 +80,7 @@ class WorkFolder:
 
     def file(self, name: str) -> StateFile:
         """Return the file of this name, which need not exist."""
-        return StateFile(self.path / f"{name}.safetensors")
+        return StateFile(self.path / f"{name}{_COMPLETE}")
 
     def check_recipe(self, recipe: dict[str, Any]) -> None:
         """Record the options of this work. Raises: ConfigError if it was begun with others."""
@@ -90,21 +95,39 @@ class WorkFolder:
             )
 
     def clear(self) -> None:
-        """Remove everything but the lock."""
+        """Remove the recipe and all parts, the recipe last: it marks the folder as work of a training."""
         for file in self.path.iterdir():
-            if file.name != ".lock":
+            if file.suffix in _PARTS:
                 file.unlink()
+        (self.path / _RECIPE).unlink(missing_ok=True)
 
 
 @contextmanager
-def work_folder(path: Path) -> Iterator[WorkFolder]:
+def work_folder(path: Path, *, may_have_parts: bool = False) -> Iterator[WorkFolder]:
     """Yield the folder, locked for this process. An empty one is removed at the end.
 
-    Raises: ConfigError if it cannot be made, or another process holds it.
+    `may_have_parts`: it may have parts from elsewhere, without a recipe. Raises: ConfigError if it cannot be made,
+    holds files of other work, or another process holds it.
     """
+    if not may_have_parts:
+        _check_is_own(path)
     with folder_lock(path, "--out", waits=False):
         try:
             yield WorkFolder(path)
         finally:
-            if [file.name for file in path.iterdir()] == [".lock"]:
+            if [file.name for file in path.iterdir()] == [_LOCK]:
                 shutil.rmtree(path)
+
+
+def _check_is_own(path: Path) -> None:
+    """Raise ConfigError if an existing folder has files, but no recipe of a training."""
+    if path.is_dir() and not (path / _RECIPE).exists() and any(file.name != _LOCK for file in path.iterdir()):
+        raise ConfigError(
+            f"{path} is the place of unfinished work, but it holds other files. Move them, or choose another folder "
+            "(--out)"
+        )
+
+
+def digest_of(value: Any) -> str:
+    """Return a hash of a JSON value, to recognize the same input later."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from moeflow.checkpoint.identity import fingerprint_of
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.text.tokenizer import Tokenizer
@@ -25,7 +26,8 @@ from moeflow.train.examples import used_rows
 from moeflow.train.loop import TrainingLoop
 from moeflow.train.phases import OnProgress, Phase, ignore
 from moeflow.train.schedule import Progress, limited
-from moeflow.train.work_folder import work_folder
+from moeflow.train.text_file import read_text
+from moeflow.train.work_folder import digest_of, work_folder
 
 _TRAINING: Final = "training"
 _EMBEDDINGS: Final = "model.embed_tokens.weight"
@@ -91,7 +93,12 @@ def train_classifier(
         if restart or not state.path.exists():
             work.clear()
         files = {name: str(file.absolute()) for name, file in texts.files().items()}
-        work.check_recipe({"source": str(source.absolute()), "labels": texts.labels, **files, **asdict(recipe)})
+        inputs = {
+            "weights of the source": fingerprint_of(str(source)),
+            "content of the texts": {name: digest_of(read_text(file)) for name, file in texts.files().items()},
+        }
+        options = {"source": str(source.absolute()), "labels": texts.labels, **files, **asdict(recipe)}
+        work.check_recipe(options | inputs)
         making = _Making(texts, recipe, source, on_progress)
         task = making.task(is_enlarged=upcycle_from is not None, is_resumed=state.path.exists())
         schedule = limited(recipe.epochs, recipe.minutes * 60)

@@ -11,12 +11,13 @@ from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from torch import Tensor
 
 from moeflow.checkpoint.atomic_folder import check_place
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.identity import content_fingerprint
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CapacityError
 from moeflow.core.model_config import ModelConfig
@@ -38,7 +39,7 @@ from moeflow.train.speculators.student import Student, student_from
 from moeflow.train.upcycle_recipe import UpcycleRecipe
 from moeflow.train.upcycled_checkpoint import check_source
 from moeflow.train.upcycling import check_out, space_needed, upcycle
-from moeflow.train.work_folder import WorkFolder, work_folder
+from moeflow.train.work_folder import WorkFolder, digest_of, work_folder
 
 SEQUENCE_TOKENS: Final = 512  # of an expert's own training
 JOINT_TOKENS: Final = 256  # of each text in a joint step
@@ -77,7 +78,8 @@ def train_experts(
                 work.clear()
             tokenizer = Tokenizer.load(source)
             texts = learning_texts(tokenizer.encode, files)
-            work.check_recipe({"source": str(source.absolute()), "data": _absolute(files), **asdict(recipe)})
+            inputs = inputs_of(checkpoint, texts)
+            work.check_recipe({"source": str(source.absolute()), "data": _absolute(files), **inputs, **asdict(recipe)})
             trained = train(checkpoint, texts, recipe, work, on_progress)
             upcycle(source, out, upcycled, trained=trained, overwrite=overwrite, on_progress=on_progress)
             work.clear()
@@ -86,6 +88,14 @@ def train_experts(
 def work_place(out: Path) -> Path:
     """Return the folder of unfinished work."""
     return out.absolute().with_name(f"{out.name}.training")
+
+
+def inputs_of(checkpoint: Checkpoint, texts: Sequence[LearningText]) -> dict[str, Any]:
+    """Return the contents of source and texts, as a work folder records them."""
+    return {
+        "weights of the source": content_fingerprint(checkpoint),
+        "content of the texts": {text.name: digest_of([text.learn, text.validation]) for text in texts},
+    }
 
 
 def train(

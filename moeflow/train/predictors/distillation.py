@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.identity import content_fingerprint
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import ConfigError
 from moeflow.models.expert_predictor.embeddings import read_embeddings
@@ -30,7 +31,8 @@ from moeflow.train.predictors.recipe import PredictorRecipe
 from moeflow.train.predictors.routed_text import RoutedText
 from moeflow.train.predictors.training import Embeddings, PredictorTask, in_groups, predict, split
 from moeflow.train.schedule import Progress, limited
-from moeflow.train.work_folder import work_folder
+from moeflow.train.text_file import read_text
+from moeflow.train.work_folder import digest_of, work_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,11 @@ def _train_part(
     report: OnProgress,
 ) -> TrainedPredictor:
     with work_folder(part.work) as work:
-        work.check_recipe({"model": str(model), "data": str(data), **asdict(recipe)})
+        inputs = {
+            "weights of the model": content_fingerprint(checkpoint),
+            "content of the texts": None if data is None else digest_of(read_text(data)),
+        }
+        work.check_recipe({"model": str(model), "data": str(data), **inputs, **asdict(recipe)})
         text = collected_text(
             settings, recipe, part.shape, data, work, report, is_behind_encoder=part.is_behind_encoder
         )

@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from moeflow.checkpoint.checkpoint import Checkpoint
+from moeflow.checkpoint.identity import content_fingerprint
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import ConfigError
 from moeflow.planner.choices.trained_speculators import speculators_folder
@@ -30,7 +31,7 @@ from moeflow.train.speculators.student import Student, student_from
 from moeflow.train.speculators.teacher_text import Teacher, TeacherText, running_target
 from moeflow.train.speculators.training import SpeculatorTask, predictions, stepped_schedule, timed_schedule
 from moeflow.train.text_rounds import TextRounds
-from moeflow.train.work_folder import StateFile, WorkFolder, work_folder
+from moeflow.train.work_folder import StateFile, WorkFolder, digest_of, work_folder
 
 TEXT_SHARE: Final = 0.4  # of the time, for the target's text
 _NUM_LIKELIEST: Final = (1, 3)
@@ -73,7 +74,8 @@ def train_speculators(
         has_begun = _state(work, 0).path.exists()
         if not overwrite and not has_begun and (taken := [each for each in folders if each.exists()]):
             raise ConfigError(f"{taken[0]} exists already. Replace it (--overwrite), or choose another folder (--out)")
-        work.check_recipe({"model": str(model), "data": str(data), **asdict(recipe)})
+        inputs = {"weights of the model": content_fingerprint(checkpoint), "content of the texts": digest_of(texts)}
+        work.check_recipe({"model": str(model), "data": str(data), **inputs, **asdict(recipe)})
         text = _text(settings, recipe, texts, work, on_progress)
         _train(student, checkpoint, text, recipe, work, folders, on_progress)
         pool = _measure(student, text, folders)

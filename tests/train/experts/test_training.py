@@ -28,6 +28,7 @@ from moeflow.train.speculators.student import student_from
 from moeflow.train.upcycle_recipe import UpcycleRecipe
 from moeflow.train.upcycling import upcycle
 from moeflow.train.upcycling_quality import measure_quality
+from moeflow.train.work_folder import work_folder
 from tests.tiny_llama import HIDDEN, LAYERS, write_tiny_llama
 from tests.train.experts.factors import random_adapters
 
@@ -181,6 +182,42 @@ def test_unfinished_work_needs_the_same_options_or_restart(llama, files, tmp_pat
     with pytest.raises(ConfigError, match="exists already"):
         train_experts(llama, tmp_path / "moe", short, files)
     assert [path.name for path in tmp_path.iterdir()] == ["moe"]  # and no empty folder of work
+
+
+def test_unfinished_work_needs_the_same_contents(llama, files, tmp_path):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    own = {name: shutil.copy(file, tmp_path / file.name) for name, file in files.items()}
+    changed = write_tiny_llama(tmp_path / "llama")
+    with pytest.raises(KeyboardInterrupt):
+        train_experts(tmp_path / "llama", tmp_path / "moe", RECIPE, own, on_progress=stop)
+    own["code"].write_text(TEXTS["code"][::-1])
+    with pytest.raises(ConfigError, match="work with another content of the texts"):
+        train_experts(tmp_path / "llama", tmp_path / "moe", RECIPE, own, on_progress=stop)
+    own["code"].write_text(TEXTS["code"])
+    torch.nn.init.normal_(changed.model.layers[0].mlp.up_proj.weight)
+    changed.save_pretrained(tmp_path / "llama")
+    with pytest.raises(ConfigError, match="work with another weights of the source"):
+        train_experts(tmp_path / "llama", tmp_path / "moe", RECIPE, own, on_progress=stop)
+
+
+def test_other_files_in_the_place_of_work_stay(llama, files, tmp_path):
+    (place := work_place(tmp_path / "moe")).mkdir()
+    (place / "data.safetensors").write_bytes(b"mine")
+    for restart in (False, True):
+        with pytest.raises(ConfigError, match="holds other files"):
+            train_experts(llama, tmp_path / "moe", RECIPE, files, restart=restart)
+    assert [file.name for file in place.iterdir()] == ["data.safetensors"]
+
+
+def test_files_that_come_during_work_stay(tmp_path):
+    with work_folder(tmp_path / "work") as work:
+        work.check_recipe({"rank": 1})
+        work.file("part").save({"x": torch.zeros(1)})
+        (work.path / "notes.txt").write_text("mine")
+        work.clear()
+        assert sorted(file.name for file in work.path.iterdir()) == [".lock", "notes.txt"]
 
 
 def test_a_time_budget_ends_the_training(llama, files, tmp_path):
