@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from moeflow.core.errors import ConfigError
+from moeflow.core.errors import CheckpointError, ConfigError
 from moeflow.train.experts.adapters import MATRICES, Adapters, factor_names
 from moeflow.train.experts.task import router_name
 
 _FINGERPRINT: Final = "fingerprint"
+_DIGEST: Final = "digest"
+_PACKED: Final = ("counts", "a", "a.scales", "b", "b.scales")  # of a matrix
+_REMEDY: Final = "Install moeflow again"
 _LEVELS: Final = 127
 _SCALE_BYTES: Final = 8  # of a component: two float32
 _HEADER_BYTES: Final = 512  # of a matrix, for its names in the file's header
@@ -57,27 +60,49 @@ def save_experts(file: Path, fingerprint: str, experts: TrainedExperts, max_byte
     weakest = _weakest(list(found.values()), max_bytes - sum(tensor.nbytes for tensor in tensors.values()))
     for (layer, matrix), of_experts in found.items():
         tensors |= _packed(f"layers.{layer}.{matrix}", of_experts, weakest)
-    digest = hashlib.sha256()
-    for tensor in tensors.values():
-        digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
-    save_file(tensors, file, {_FINGERPRINT: fingerprint, "digest": digest.hexdigest()})
+    save_file(tensors, file, {_FINGERPRINT: fingerprint, _DIGEST: _digest(tensors)})
 
 
 def load_experts(file: Path, fingerprint: str) -> TrainedExperts | None:
-    """Return the experts of this fingerprint; None if the file has others, or does not exist."""
+    """Return the experts of this fingerprint; None if the file has others, or does not exist.
+
+    Raises: CheckpointError if the file is damaged.
+    """
     if not file.exists():
         return None
-    with safe_open(file, framework="pt") as opened:
-        if (opened.metadata() or {}).get(_FINGERPRINT) != fingerprint:
-            return None
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    layers = range(sum(name.endswith(".router") for name in tensors))
+    try:
+        with safe_open(file, framework="pt") as opened:
+            metadata = opened.metadata() or {}
+            if metadata.get(_FINGERPRINT) != fingerprint:
+                return None
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"cannot be read ({error})", file=file, remedy=_REMEDY) from error
+    if metadata.get(_DIGEST) != _digest(tensors):
+        raise CheckpointError("holds other bytes than its digest names", file=file, remedy=_REMEDY)
+    layers = range(_num_layers(tensors))
     factors: dict[str, Tensor] = {}
     for layer in layers:
         for matrix in MATRICES:
             a, b = factor_names(layer, matrix)
             factors[a], factors[b] = _unpacked(f"layers.{layer}.{matrix}", tensors)
     return TrainedExperts(Adapters(factors), [tensors[router_name(layer)] for layer in layers])
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return a hash of the values: routers first, then the matrices of each layer."""
+    layers = range(_num_layers(tensors))
+    prefixes = [f"layers.{layer}.{matrix}" for layer in layers for matrix in MATRICES]
+    names = [*map(router_name, layers), *(f"{prefix}.{part}" for prefix in prefixes for part in _PACKED)]
+    digest = hashlib.sha256()
+    for name in names:
+        if name in tensors:
+            digest.update(tensors[name].contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _num_layers(tensors: Mapping[str, Tensor]) -> int:
+    return sum(name.endswith(".router") for name in tensors)
 
 
 def _decomposed(a: Tensor, b: Tensor) -> _Components:

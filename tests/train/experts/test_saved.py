@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from safetensors import safe_open
 
-from moeflow.core.errors import ConfigError
+from moeflow.core.errors import CheckpointError, ConfigError
+from moeflow.train.builtin import EXPERTS_FILE
 from moeflow.train.experts.adapters import MATRICES, Adapters
 from moeflow.train.experts.saved import TrainedExperts, load_experts, save_experts
 from tests.tiny_llama import LAYERS
@@ -67,6 +69,21 @@ def test_a_weak_expert_may_keep_nothing(experts, tmp_path):
 def test_too_few_bytes_are_a_clear_error(experts, tmp_path):
     with pytest.raises(ConfigError, match="allow more"):
         save_experts(tmp_path / "experts.safetensors", "mine", experts, 2000)
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-100], lambda data: data[:-1] + bytes([data[-1] ^ 1])])
+def test_a_damaged_file_is_a_clear_error(experts, tmp_path, damage):
+    file = tmp_path / "experts.safetensors"
+    save_experts(file, "mine", experts, PLENTY)
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(CheckpointError, match="Install moeflow again"):
+        load_experts(file, "mine")
+
+
+def test_the_packages_file_is_whole():
+    with safe_open(EXPERTS_FILE, "pt") as opened:
+        fingerprint = opened.metadata()["fingerprint"]
+    assert len(load_experts(EXPERTS_FILE, fingerprint).routers) == 30
 
 
 def test_other_experts_have_another_header(experts, tmp_path):
