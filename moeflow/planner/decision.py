@@ -492,7 +492,7 @@ class Decision:
             self.host.ask(weights, None, cpu_isa, has_ranks=True)
         fitting = [it for it in candidates if self.budget.left(weights, it) >= 0] or candidates[:1]
         if (machine := self.host.machine) is None:
-            return rank_schedule_choice.with_schedule(fitting[0], self.settings, None, self.reasons)
+            return rank_schedule_choice.with_schedule(fitting[0], self.settings, self.shape, None, self.reasons)
         num_tokens = batching.max_num_batched_tokens
 
         def costs(parallel: ParallelConfig) -> CostModel:
@@ -500,7 +500,7 @@ class Decision:
 
         number = 1 if self.usage.goal == "latency" else batching.max_num_seqs
         chosen = choose_rank_layouts(fitting, costs, number, self.reasons)
-        return rank_schedule_choice.with_schedule(chosen, self.settings, costs(chosen), self.reasons)
+        return rank_schedule_choice.with_schedule(chosen, self.settings, self.shape, costs(chosen), self.reasons)
 
     def _parallel(self, plan: ExpertPlan | None) -> ParallelConfig | None:
         """Return how processes share the model, once it is known that all of it fits. Raises: ConfigError if not."""
@@ -512,8 +512,13 @@ class Decision:
                 "ranks (--ranks, --stages) keep their experts in memory, but --memory is too little: allow more, or "
                 "use one rank"
             )
-        if parallel.stages is not None and self.settings.record_routing is not None:
+        if self.settings.record_routing is not None and parallel.stages is not None:
             raise ConfigError("no stage sees what all routers choose (--record-routing): remove --stages for that")
+        if self.settings.record_routing is not None and parallel.has_own_sequences:
+            raise ConfigError(
+                "each rank sees the routers' choices of its own sequences only (--record-routing): "
+                "remove --attention-layout data for that"
+            )
         if parallel.places_by_load:
             parallel = replace(parallel, expert_loads=known_loads(self.checkpoint, self.settings.cache_dir))
         explain_ranks(parallel, self.shape, self.reasons, on_devices=self.settings.device != "cpu")

@@ -158,6 +158,8 @@ def test_prefixes_are_not_shared_and_the_name_shows_the_capacity(made):
         ({"capacity_factor": float("nan")}, "must be a positive number, not nan"),
         ({"speculators": ("suffix",)}, "--capacity-factor.*--speculator"),
         ({"stages": "2"}, "--capacity-factor.*--stages"),
+        ({"num_ranks": 2, "attention_layout": "data"}, "--capacity-factor.*--attention-layout data"),
+        ({"num_ranks": 2, "rank_schedule": "asynchronous"}, "--capacity-factor.*counts whole passes"),
         ({"prompt_cache_bytes": 2**30}, "prefixes are not shared"),
     ],
     ids=json.dumps,

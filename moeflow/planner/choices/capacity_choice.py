@@ -28,6 +28,9 @@ def with_capacity(settings: Settings, shape: ModelConfig, device: str, reasons: 
         "experts are on a GPU (--device cpu computes without one)": device != "cpu",
         "drafted tokens would take the places of others (--speculator)": bool(settings.speculators),
         "each rank sees the choices of its own layers only (--stages)": settings.stages is not None,
+        "each rank sees the choices of its own sequences only (--attention-layout data)": (
+            settings.attention_layout == "data"
+        ),
     }
     for obstacle, is_there in obstacles.items():
         if is_there:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from moeflow.core.errors import ConfigError
+from moeflow.core.model_config import ModelConfig
 from moeflow.core.parallel_config import RANK_SCHEDULES, ParallelConfig
 from moeflow.planner.choices.processor_choice import Reasons
 from moeflow.planner.costs.cost_model import CostModel
@@ -21,7 +22,7 @@ _FEWEST: Final = 2  # tokens that can be cut
 
 
 def with_schedule(
-    parallel: ParallelConfig, settings: Settings, model: CostModel | None, reasons: Reasons
+    parallel: ParallelConfig, settings: Settings, shape: ModelConfig, model: CostModel | None, reasons: Reasons
 ) -> ParallelConfig:
     """Return ranks with the tokens from which they compute halves; `model` None: nothing is measured.
 
@@ -30,7 +31,7 @@ def with_schedule(
     schedule = settings.rank_schedule
     if schedule not in RANK_SCHEDULES:
         raise ConfigError(f"rank_schedule {schedule!r} is unknown; use one of {', '.join(RANK_SCHEDULES)}")
-    if why_not := _why_not(parallel, settings):
+    if why_not := _why_not(parallel, settings, shape):
         if schedule == "asynchronous":
             raise ConfigError(f"--rank-schedule asynchronous does not go with {why_not}: remove one of them")
         return parallel
@@ -48,13 +49,17 @@ def gaining_tokens(layers: RankedLayers, most_tokens: int) -> int:
     return next((size for size in sizes if layers.gain_of_halves(size) >= LEAST_GAIN), 0)
 
 
-def _why_not(parallel: ParallelConfig, settings: Settings) -> str:
+def _why_not(parallel: ParallelConfig, settings: Settings, shape: ModelConfig) -> str:
     if parallel.stages is not None:
         return "stages (--stages), which have micro-batches of their own"
     if parallel.has_own_sequences:
         return "ranks that attend to sequences of their own (--attention-layout data)"
     if settings.record_routing is not None:
         return "a record of routing (--record-routing)"
+    if settings.capacity_factor is not None:
+        return "a capacity of experts (--capacity-factor), which counts whole passes"
+    if shape.encoder is not None:
+        return "an encoder, whose inputs are computed whole"
     return ""
 
 

@@ -52,6 +52,11 @@ def test_an_encoder_gives_the_vectors_of_one_process(tmp_path, in_threads, layou
     assert vectors(**layouts) == vectors()
 
 
+def test_passes_of_an_encoder_decoder_are_not_cut(decoding):
+    with pytest.raises(ConfigError, match="an encoder, whose inputs are computed whole: remove one"):
+        config_of(decoding[0], num_ranks=2, rank_schedule="asynchronous")
+
+
 def test_encoders_without_experts_have_nothing_to_share(tmp_path):
     write_tiny_t5(tmp_path)
     with pytest.raises(ConfigError, match=r"without experts: use one$"):

@@ -109,6 +109,11 @@ def test_ranks_with_sequences_of_their_own_give_the_bits_of_one_process(models, 
             {"num_ranks": 2, "record_routing": "routing.moe", "rank_schedule": "asynchronous"},
             "does not go with a record of routing",
         ),
+        (
+            "mixtral",
+            {"num_ranks": 2, "record_routing": "routing.moe", "attention_layout": "data"},
+            "--record-routing.*remove --attention-layout data",
+        ),
     ],
 )
 def test_what_cannot_be_shared_so_is_refused_with_what_to_do(models, name, settings, complaint):
