@@ -39,8 +39,9 @@ class ExpertRanks:
         """
         if not shape.routing.num_experts or parallel.has_slices:
             return None
-        own = [number for number, layer in enumerate(shape.moe_layers) if layer in layers]
-        recorded = np.array([parallel.expert_loads[number] for number in own], float) if parallel.expert_loads else None
+        before = shape.num_encoder_moe_layers
+        own = [*range(before), *(before + n for n, layer in enumerate(shape.moe_layers) if layer in layers)]
+        recorded = np.array(parallel.expert_loads, float)[own] if parallel.expert_loads and own else None
         num_layers = shape.num_moe_layers_in(layers)
         experts = WholeExperts.of(parallel, group.size, num_layers, shape.routing.num_experts, recorded)
         if parallel.expert_layout != WHOLE:

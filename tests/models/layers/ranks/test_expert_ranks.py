@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 import torch
 
+from moeflow.core.model_config import EncoderConfig
 from moeflow.core.parallel_config import ParallelConfig
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_experts import PackedExperts, expert_bytes
 from moeflow.kernels.lazy_memory import LazyMemory
 from moeflow.models.layers.ranks.expert_ranks import ExpertRanks
 from moeflow.parallel.placement import expert_balancer, layouts
+from moeflow.parallel.placement.eplb import place_by_load
 from moeflow.parallel.placement.expert_balancer import ExpertBalancer
 from moeflow.parallel.placement.placement import ExpertPlacement
 from moeflow.parallel.placement.rebalancing import ReplicaMove
@@ -24,7 +27,12 @@ from tests.shapes import TINY
 needs_kernels = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 LAYERS, EXPERTS, HIDDEN, WIDTH, TOP_K = 2, 6, 64, 32, 2
 SHAPE = TINY.with_fields(num_layers=LAYERS, num_experts=EXPERTS, top_k=TOP_K)
+ENCODER = EncoderConfig(num_layers=1, decoder_start_token_id=0)
 BYTES = expert_bytes(HIDDEN, WIDTH, "bfloat16")
+
+
+def dense_first(shape):
+    return dataclasses.replace(shape, feed_forward=dataclasses.replace(shape.feed_forward, dense_layers=(0,)))
 
 
 def make_layers(seed=0):
@@ -125,6 +133,26 @@ def test_any_layout_of_another_package_keeps_the_bits(is_mapped, monkeypatch):
     assert found[0] == found[1] == found[2]
     assert found[0][0] > 5
     assert found[0][1].homes != found[0][2].homes
+
+
+@pytest.mark.parametrize(
+    ("shape", "layers", "own"),
+    [
+        (SHAPE, range(1, 2), [1]),
+        (dataclasses.replace(SHAPE, encoder=ENCODER), range(LAYERS), [0, 1, 2]),  # an encoder's layer comes first
+        (dense_first(SHAPE), range(1), []),  # a stage without experts
+        (dense_first(SHAPE), range(1, LAYERS), [0]),
+    ],
+)
+def test_experts_begin_where_the_recorded_loads_of_their_own_layers_call_for(shape, layers, own):
+    drawn_loads = np.random.default_rng(0).integers(1, 100, (shape.num_moe_layers, EXPERTS))
+    parallel = ParallelConfig(num_ranks=2, expert_loads=tuple(map(tuple, drawn_loads.tolist())))
+
+    def begin(group):
+        return ExpertRanks.of(shape, parallel, group, layers).balancer.placement.homes
+
+    places = [place_by_load(drawn_loads[number][None].astype(float), 2, EXPERTS // 2, 0).homes for number in own]
+    assert run_ranks(2, begin) == [tuple(homes for (homes,) in places)] * 2
 
 
 def test_ranks_whose_packages_lay_experts_out_otherwise_notice_it(monkeypatch):
