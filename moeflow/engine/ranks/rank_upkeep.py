@@ -92,7 +92,8 @@ class RankUpkeep:
         if self._passes % TIMES_PASSES == 1:
             told = self.group.all_gather("what each rank has done", torch.tensor([self._own()], dtype=torch.float64))
             before, self._told = self._told, [_Told(*each[0].tolist()) for each in told]
-            if self._passes > 1:  # the first has no limit
+            # The first has no limit. A rank with sequences of its own may have more work, and yet be healthy.
+            if self._passes > 1 and self.rounds is None:
                 self._look_for_a_slow_one(before)
 
     def add_stats(self, stats: ExpertStats, hosts: Sequence[str]) -> ExpertStats:

@@ -42,11 +42,13 @@ class Group:
         return [tensor, *(torch.tensor([[*times, 0.0, 0.0, 0.0, 0.0]], dtype=tensor.dtype) for times in self.of_others)]
 
 
-def test_a_slow_rank_is_shown_as_long_as_it_is_and_named_once(monkeypatch, caplog):
+@pytest.mark.parametrize("has_own_sequences", [False, True])
+def test_a_slow_rank_is_shown_as_long_as_it_is_and_named_once(monkeypatch, caplog, has_own_sequences):
     now_s = 100.0
     monkeypatch.setattr(rank_upkeep, "time", SimpleNamespace(perf_counter=lambda: now_s))
     group = Group(3)
-    upkeep = RankUpkeep(group, TINY, ParallelConfig(num_ranks=3, expert_layout="sliced"))
+    attention = "data" if has_own_sequences else "replicated"
+    upkeep = RankUpkeep(group, TINY, ParallelConfig(num_ranks=3, expert_layout="sliced", attention_layout=attention))
     upkeep.group = group
     shown: list[list[bool]] = []
     waited_s = others_s = busy_s = 0.0
@@ -61,6 +63,9 @@ def test_a_slow_rank_is_shown_as_long_as_it_is_and_named_once(monkeypatch, caplo
                 group.clock.waited_s = others_s
                 group.of_others = [[waited_s, busy_s - waited_s], [others_s, busy_s - others_s]]
         shown.append([rank.is_slow for rank in upkeep.add_stats(ExpertStats(), ["", "", ""]).ranks])
+    if has_own_sequences:  # others wait for the rank with the longest ones
+        assert (shown, caplog.records) == ([[False] * 3] * 5, [])
+        return
     # It is reported with the first pass of the next ones.
     assert shown == [[False] * 3, [False] * 3, [False, True, False], [False, True, False], [False] * 3]
     (line,) = (record.getMessage() for record in caplog.records)
