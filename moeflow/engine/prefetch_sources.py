@@ -68,7 +68,8 @@ def prefetch_sources(model: LanguageModel, config: EngineConfig, networks: PassN
     if name == WHOLE_PASS:
         return list(_whole_pass_sources(model.config.num_encoder_moe_layers, num_experts, networks))
     routers = [block for _, block in model.moe_blocks()]
-    network = None if name != COMBINED or networks.texts is None else networks.texts.named_for
+    is_usable = name == COMBINED and isinstance(model, CausalLM)  # one of a decoder with an encoder omits its layers
+    network = networks.texts.named_for if is_usable and networks.texts is not None else None
     num_layers = model.config.num_moe_layers
     predictor = PREDICTORS[name](RoutedModel(num_layers, num_experts, routers, has_network=network is not None))
     return [LayerSource(_trial(name), num_experts, predictor, network)]

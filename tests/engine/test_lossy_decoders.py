@@ -16,6 +16,7 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import ExpertSlotsConfig
 from moeflow.core.errors import ConfigError
 from moeflow.engine import expert_store
+from moeflow.engine.engine import Engine
 from moeflow.engine.lossy_routing import TextChoices
 from moeflow.engine.prompt_cache.identity import kv_identity
 from moeflow.kernels.cpu import extension
@@ -26,7 +27,8 @@ from moeflow.models.expert_predictor.saved import folders_of, load_predictor, sa
 from moeflow.planner.choices.packed_files import pack
 from moeflow.planner.resolve import resolve
 from moeflow.settings.settings import Settings
-from tests.engine.streamed_runs import run
+from tests.engine.streamed_runs import answers as answers_of
+from tests.engine.streamed_runs import follow_all, run
 from tests.tiny_mixtral import write_tiny_mixtral
 from tests.tiny_switch import write_tiny_switch
 
@@ -149,8 +151,10 @@ def test_answers_depend_on_the_text_alone(decoder):
 
 
 @pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
-@pytest.mark.parametrize("model", ["decoder", "pair"])
-@pytest.mark.parametrize("predictor", ["sida", "none"])
+@pytest.mark.parametrize(
+    ("model", "predictor"),
+    [("decoder", "sida"), ("decoder", "none"), ("pair", "sida"), ("pair", "none"), ("pair", "combined")],
+)
 def test_the_same_tokens_from_disk(request, tmp_path, monkeypatch, model, predictor):
     monkeypatch.setattr(expert_store, "probe_read_depth", lambda *_: 2)
     folder, *_ = request.getfixturevalue(model)
@@ -162,7 +166,9 @@ def test_the_same_tokens_from_disk(request, tmp_path, monkeypatch, model, predic
         slab_bytes=index.spec.slab_bytes,
         predictor=predictor,
     )
-    assert run(dataclasses.replace(config, experts=slots), PROMPTS) == run(config, PROMPTS)
+    with closing(Engine.load(dataclasses.replace(config, experts=slots))) as engine:
+        follow_all(engine._runner.experts.prefetch)
+        assert answers_of(engine, PROMPTS) == (run(config, PROMPTS), {})
 
 
 def test_stored_keys_and_values_of_one_network_are_not_those_of_another(decoder, tmp_path):
