@@ -87,6 +87,9 @@ class JsonRequest(Request):
                 self._reserve(self._limit)  # its length was not announced
         if not body:
             raise ApiError(400, "invalid_json", "the body is empty; send a JSON object")
+        if self.num_reserved:
+            self.large.release(self.num_reserved - len(body))
+            self.num_reserved = len(body)
         return bytes(body)
 
     def _too_large(self) -> ApiError:

@@ -47,19 +47,24 @@ async def abort(context: Any, error: ApiError) -> None:
 
 
 async def exchange(
-    app: ASGIApp, context: Any, path: str, body: bytes, on_piece: Callable[[bytes], Awaitable[None]]
+    app: ASGIApp,
+    context: Any,
+    path: str,
+    read_body: Callable[[], Awaitable[bytes]],
+    on_piece: Callable[[bytes], Awaitable[None]],
 ) -> ApiError | None:
     """Send a request to the application, and the pieces of its answer to `on_piece`. Return the error that ended it.
 
+    The application checks the key and its limits before it asks for the body.
     A cancelled call, also by its deadline, ends like a request whose client disconnects.
     """
-    scope = _scope(context, path, body)
+    scope = _scope(context, path)
     is_gone = asyncio.Event()
-    unread = [body]
+    unread = [read_body]
 
     async def receive() -> Message:
         if unread:
-            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+            return {"type": "http.request", "body": await unread.pop()(), "more_body": False}
         await is_gone.wait()
         return {"type": "http.disconnect"}
 
@@ -94,9 +99,9 @@ def _error_of(scope: Scope) -> ApiError | None:
     return error if isinstance(error, ApiError) else None
 
 
-def _scope(context: Any, path: str, body: bytes) -> Scope:
+def _scope(context: Any, path: str) -> Scope:
     given = [(name, value) for name, value in context.invocation_metadata() if name in _SENT]
-    fixed = {"host": "localhost", "content-type": "application/json", "content-length": str(len(body))}
+    fixed = {"host": "localhost", "content-type": "application/json"}
     address = _ADDRESS.fullmatch(unquote(context.peer()))
     return {
         "type": "http",

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 import grpc
 import msgspec
 from fastapi import FastAPI
-from google.protobuf import json_format
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from moeflow.core.errors import ConfigError
+from moeflow.core.errors import ConfigError, QueueFullError
 from moeflow.server.config import ServerConfig
-from moeflow.server.errors import ApiError
+from moeflow.server.errors import ApiError, as_api_error
+from moeflow.server.guard.strict_json import JsonError
 from moeflow.server.listener import listen
 from moeflow.server.rpc import moeflow_pb2
 from moeflow.server.rpc.exchange import abort, exchange
@@ -26,7 +27,8 @@ from moeflow.server.service import Service
 
 SERVICE: Final = moeflow_pb2.DESCRIPTOR.services_by_name["Moeflow"]
 _PATHS: Final = {"CompletionRequest": "/v1/completions", "ChatRequest": "/v1/chat/completions"}
-Handler = Callable[[Message, Any], Awaitable[Message | None]]
+_COST: Final = 16  # reading a byte of a message takes as long as so many bytes of JSON
+Handler = Callable[[Any, Any], Awaitable[Message | None]]
 
 
 class RpcServer:
@@ -90,45 +92,59 @@ class RpcServer:
         return certificate
 
     def _handler(self, method: MethodDescriptor) -> grpc.RpcMethodHandler:
-        make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
-        given, returned = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+        """Return a handler that reads the message itself, once the key has been checked."""
+        make = (
+            grpc.stream_stream_rpc_method_handler if method.server_streaming else grpc.stream_unary_rpc_method_handler
+        )
+        returned = GetMessageClass(method.output_type)
         answer = self._stream(method, returned) if method.server_streaming else self._whole(method, returned)
-        return make(answer, given.FromString, returned.SerializeToString)
+        return make(answer, None, returned.SerializeToString)
 
     def _whole(self, method: MethodDescriptor, kind: type[Message]) -> Handler:
-        async def answer(request: Message, context: Any) -> Message:
+        async def answer(_: Any, context: Any) -> Message:
             pieces: list[bytes] = []
 
             async def keep(piece: bytes) -> None:
                 pieces.append(piece)
 
-            await self._exchange(method, request, context, keep)
+            await self._exchange(method, context, keep)
             return answer_message(kind, msgspec.json.decode(b"".join(pieces)))
 
         return answer
 
     def _stream(self, method: MethodDescriptor, kind: type[Message]) -> Handler:
-        async def answer(request: Message, context: Any) -> None:
+        async def answer(_: Any, context: Any) -> None:
             async def write(piece: bytes) -> None:
                 for chunk in streamed_objects(piece):
                     await context.write(answer_message(kind, chunk))
 
-            await self._exchange(method, request, context, write)
+            await self._exchange(method, context, write)
 
         return answer
 
     async def _exchange(
-        self, method: MethodDescriptor, request: Message, context: Any, on_piece: Callable[[bytes], Awaitable[None]]
+        self, method: MethodDescriptor, context: Any, on_piece: Callable[[bytes], Awaitable[None]]
     ) -> None:
-        path = _PATHS[method.input_type.name]
-        try:
-            body = await self._service.large_bodies.read(
-                request.ByteSize(), request_body, request, is_streamed=method.server_streaming
-            )
-        except json_format.Error as error:
-            await abort(context, ApiError(400, "invalid_value", f"the message is no JSON: {error}"))
-        if failure := await exchange(self._app, context, path, body, on_piece):
+        path, read_body = _PATHS[method.input_type.name], partial(self._read_body, method, context)
+        if failure := await exchange(self._app, context, path, read_body, on_piece):
             await abort(context, failure)
+
+    async def _read_body(self, method: MethodDescriptor, context: Any) -> bytes:
+        """Read the message of a call, and return it as JSON. Raises: ApiError 400, 429."""
+        raw = await context.read()
+        if raw is grpc.aio.EOF:
+            raise ApiError(400, "invalid_value", "the call has no message; send one")
+        large, kind = self._service.large_bodies, GetMessageClass(method.input_type)
+        try:
+            large.reserve(len(raw))
+        except QueueFullError as error:
+            raise as_api_error(error) from None
+        try:
+            return await large.read(_COST * len(raw), request_body, kind, raw, is_streamed=method.server_streaming)
+        except JsonError as error:
+            raise ApiError(400, "invalid_value", str(error)) from None
+        finally:
+            large.release(len(raw))
 
 
 def _read_certificate(config: ServerConfig) -> Any:

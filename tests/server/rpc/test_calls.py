@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import threading
 
 import grpc
 import pytest
@@ -14,8 +15,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from moeflow.core.errors import ConfigError
 from moeflow.engine.client import EngineState
 from moeflow.server.errors import ApiError
-from moeflow.server.rpc import health
+from moeflow.server.rpc import health, rpc_server
 from moeflow.server.rpc.exchange import status_code
+from moeflow.server.rpc.messages import request_body
 from moeflow.server.rpc.rpc_server import SERVICE, RpcServer
 from tests.server.conftest import connect
 from tests.server.fake_client import REPLY
@@ -234,6 +236,43 @@ async def test_keys_and_their_limits_are_those_of_http(make_app, tmp_path):
             "rate_limit_exceeded",
         )
         await health_pb2_grpc.HealthStub(rpc.channel).Check(health_pb2.HealthCheckRequest())
+
+
+async def test_messages_without_a_key_are_not_read(make_app, monkeypatch):
+    monkeypatch.setattr(rpc_server, "request_body", None)
+    async with calling(make_app(api_key="a-key")) as rpc:
+        for stream in ("", "Stream"):
+            path = f"/{SERVICE.full_name}/{stream}Complete"
+            call = (rpc.channel.stream_stream if stream else rpc.channel.stream_unary)(path)
+            assert (await refusal(call())).code() is CODE.UNAUTHENTICATED  # although it never sends a message
+
+
+async def test_a_large_message_counts_in_the_memory_of_bodies_until_it_is_read(app, rpc, monkeypatch):
+    bodies, held = app.state.service.large_bodies, []
+
+    def noting(*args, **kwargs):
+        held.append(bodies._num_bytes)
+        held.append(threading.current_thread() is threading.main_thread())
+        return request_body(*args, **kwargs)
+
+    monkeypatch.setattr(rpc_server, "request_body", noting)
+    large = message("CompletionRequest", prompt=["a" * 5000])
+    await refusal(rpc.Complete(large))
+    assert held == [large.ByteSize(), False]
+    assert bodies._num_bytes == 0
+    bodies._limit = large.ByteSize() - 1
+    full = await refusal(rpc.Complete(large))
+    assert (full.code(), dict(full.trailing_metadata())["error-code"]) == (CODE.RESOURCE_EXHAUSTED, "queue_full")
+    assert (await rpc.Complete(ABC)).choices[0].text == REPLY
+
+
+async def test_a_call_without_its_message_ends(rpc, caplog):
+    call = rpc.channel.stream_unary(f"/{SERVICE.full_name}/Complete")
+    assert (await refusal(call(iter(())))).code() is CODE.INVALID_ARGUMENT
+    with caplog.at_level(logging.INFO):
+        assert (await refusal(call(timeout=0.05))).code() is CODE.DEADLINE_EXCEEDED
+        await until(lambda: ends(caplog))
+    assert [it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR] == []
 
 
 async def test_health_follows_the_server(rpc, app, engine, monkeypatch):

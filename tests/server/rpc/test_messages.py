@@ -10,6 +10,7 @@ from types import NoneType
 from typing import Any, get_args
 
 import pytest
+from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.struct_pb2 import Struct, Value
@@ -17,6 +18,7 @@ from pydantic import BaseModel
 
 from moeflow.server.api.chat.chat_objects import ChatChunk, ChatRequest, ChatResponse
 from moeflow.server.api.completions.completion_objects import CompletionChunk, CompletionRequest, CompletionResponse
+from moeflow.server.guard.strict_json import MAX_CONTAINERS, MAX_VALUES, JsonError
 from moeflow.server.rpc import moeflow_pb2, rpc_server
 from moeflow.server.rpc.messages import answer_message, request_body, streamed_objects
 
@@ -26,6 +28,10 @@ MODELS = (CompletionRequest, ChatRequest, CompletionResponse, CompletionChunk, C
 
 def message(name: str, **fields: Any) -> Any:
     return GetMessageClass(moeflow_pb2.DESCRIPTOR.message_types_by_name[name])(**fields)
+
+
+def body_of(request: Any, *, is_streamed: bool) -> Any:
+    return json.loads(request_body(type(request), request.SerializeToString(), is_streamed=is_streamed))
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
@@ -89,7 +95,7 @@ def test_a_request_is_the_json_of_http():
     )
     request.tools[0].update(schema)
     request.response_format.struct_value.update({"type": "text"})
-    assert json.loads(request_body(request, is_streamed=True)) == {
+    assert body_of(request, is_streamed=True) == {
         "messages": [{"role": "user", "content": ""}],
         "temperature": 0.0,
         "top_p": 0.1,
@@ -110,7 +116,29 @@ def test_prompts_are_texts_or_token_ids():
         ({"prompt_token_ids": ids}, [[1, 2], [3]]),
         ({"prompt_token_ids": [message("TokenIds")]}, [[]]),
     ):
-        assert json.loads(request_body(message("CompletionRequest", **given), is_streamed=False))["prompt"] == prompt
+        assert body_of(message("CompletionRequest", **given), is_streamed=False)["prompt"] == prompt
+
+
+@pytest.mark.parametrize("field", ["prompt_token_ids", "ids", "prompt", "response_format"])
+def test_messages_with_too_many_values_are_refused_before_their_conversion(field, monkeypatch):
+    monkeypatch.setattr(json_format, "MessageToDict", None)
+    request = message("CompletionRequest")
+    if field == "response_format":
+        request.response_format.list_value.values.extend([Value(null_value=0)] * (MAX_CONTAINERS + 1))
+        request.response_format.list_value.values.add().struct_value.update({"a": []})
+    elif field == "prompt":
+        request.prompt.extend([""] * (MAX_VALUES + 1))
+    elif field == "ids":
+        request.prompt_token_ids.add().ids.extend([1] * (MAX_VALUES + 1))
+    else:
+        request.prompt_token_ids.extend([message("TokenIds")] * (MAX_CONTAINERS + 1))
+    with pytest.raises(JsonError, match=f"more than {MAX_VALUES} values, or more than {MAX_CONTAINERS} messages"):
+        request_body(type(request), request.SerializeToString(), is_streamed=False)
+
+
+def test_bytes_that_are_no_message_are_refused():
+    with pytest.raises(JsonError, match="no JSON"):
+        request_body(type(message("ChatRequest")), b"\xff", is_streamed=False)
 
 
 def test_an_answer_with_null_and_a_field_to_come():
