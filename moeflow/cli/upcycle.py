@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from moeflow.train.upcycling_quality import Quality
 
 MEASURING = "measuring"
+_OF_COPIES = ("perturbation", "calibration")
+_OF_TRAINING = ("data", "restart", "rank", "minutes", "steps", "joint_steps", "learning_rate")
 
 EPILOG = """\b
 Examples:
@@ -92,13 +95,13 @@ def upcycle(
     began = time.perf_counter()
     recipe = ExpertRecipe(**options)
     if trains:
+        _refuse(_OF_COPIES, "belongs to experts that are copies: leave out --train")
         files = lazy.named_files(data)
         _check_count(num_experts, len(files))
         num_experts, read_texts = len(files), partial(lazy.measured_text, files=files)
         make = partial(lazy.train_experts, source, out, recipe, files, restart=restart)
     else:
-        if data or restart:
-            raise ConfigError("--data and --restart belong to a training: add --train")
+        _refuse(_OF_TRAINING, "belongs to a training: add --train")
         read_texts = partial(lazy.calibration_text, file=calibration)
         copied = lazy.UpcycleRecipe(
             num_experts=8 if num_experts is None else num_experts,
@@ -125,6 +128,14 @@ def upcycle(
         click.echo(json.dumps(result, indent=2))
     else:
         show(result)
+
+
+def _refuse(names: tuple[str, ...], problem: str) -> None:
+    """Raise ConfigError if the user gave one of these options."""
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise ConfigError(f"--{name.replace('_', '-')} {problem}")
 
 
 def _check_count(num_experts: int | None, num_texts: int) -> None:

@@ -117,6 +117,8 @@ def test_trains_an_expert_for_each_text(source, tmp_path):
         (("--train", "--rank", "0"), "rank is 0"),
         (("--train", "--top-k", "3"), "top-k is 3"),
         ((), "add --train"),
+        (("--train", "--perturbation", "0.02"), "--perturbation belongs to experts that are copies"),
+        (("--train", "--calibration", __file__), "--calibration belongs to experts that are copies"),
     ],
 )
 def test_impossible_trainings_are_one_line(source, tmp_path, options, message):

@@ -63,6 +63,12 @@ class Adapters:
         return changed.to(torch.bfloat16)
 
 
+def factor_bytes(shape: ModelConfig, rank: int) -> int:
+    """Return the bytes of one expert's factors."""
+    values = rank * (shape.hidden_size + shape.feed_forward.intermediate_size)
+    return shape.num_layers * len(MATRICES) * values * torch.float32.itemsize
+
+
 def factor_names(layer: int, matrix: str) -> tuple[str, str]:
     """Return the names of A and B."""
     return f"layers.{layer}.{matrix}.a", f"layers.{layer}.{matrix}.b"

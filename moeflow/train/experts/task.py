@@ -21,7 +21,7 @@ _WEIGHT_DECAY: Final = 0.01
 _WARM_UP_STEPS: Final = 8
 _LAST_RATE: Final = 0.1  # of the learning rate
 _BALANCE: Final = 0.01  # weight of the load-balancing loss
-_EVALUATED: Final = 4  # pieces of one pass
+EVALUATED: Final = 4  # pieces of one pass
 
 Pieces = Sequence[Tensor]  # token ids, [n] int64
 
@@ -72,8 +72,8 @@ class ExpertTask(TrainingTask[Pieces]):
     def held_out_loss(self, progress: Progress) -> float:
         """See `TrainingTask`."""
         total, count = 0.0, 0
-        for start in range(0, len(self._held_out), _EVALUATED):
-            pieces = self._held_out[start : start + _EVALUATED]
+        for start in range(0, len(self._held_out), EVALUATED):
+            pieces = self._held_out[start : start + EVALUATED]
             number = sum(len(piece) - 1 for piece in pieces)
             total += float(self.network.mean_loss(pieces)) * number
             count += number

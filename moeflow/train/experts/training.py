@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from torch import Tensor
+from torch import Tensor, float32
 
 from moeflow.checkpoint.atomic_folder import check_place
 from moeflow.checkpoint.checkpoint import Checkpoint
@@ -25,12 +25,12 @@ from moeflow.core.units import format_bytes
 from moeflow.models.registry import read_model_config
 from moeflow.planner.hardware.host import host_resources
 from moeflow.text.tokenizer import Tokenizer
-from moeflow.train.experts.adapters import Adapters
+from moeflow.train.experts.adapters import Adapters, factor_bytes
 from moeflow.train.experts.network import ExpertNetwork, training_dtype
 from moeflow.train.experts.recipe import ExpertRecipe
 from moeflow.train.experts.routers import block_inputs, fit_domain_router
 from moeflow.train.experts.saved import TrainedExperts
-from moeflow.train.experts.task import ExpertTask, cut, router_name
+from moeflow.train.experts.task import EVALUATED, ExpertTask, cut, router_name
 from moeflow.train.experts.texts import LearningText, learning_texts
 from moeflow.train.loop import TrainingLoop
 from moeflow.train.phases import OnDone, OnProgress, Phase, ignore
@@ -49,6 +49,9 @@ _BRANCH_SHARE: Final = 0.7  # of the time
 _JOINT_RATE: Final = 0.25  # of the learning rate
 _EVALUATIONS: Final = 4
 _EVALUATE_EVERY: Final = 20  # steps, with a time budget
+_LOGIT_BYTES: Final = 12  # logits, their logarithms and gradients in float32
+_FACTOR_COPIES: Final = 5  # in memory: weights, the best, gradients, and two of the optimizer
+_FILE_COPIES: Final = 9  # branches, and a state of 4 copies twice while it is replaced
 _PATIENCE: Final = 3  # evaluations without a better loss
 
 
@@ -71,7 +74,7 @@ def train_experts(
     with closing(open_checkpoint(source)) as checkpoint:
         check_source(checkpoint)
         shape = read_model_config(checkpoint)
-        need_bytes = space_needed(checkpoint, shape, upcycled)
+        need_bytes = space_needed(checkpoint, shape, upcycled) + _work_bytes(shape, recipe, len(files))
         with work_folder(work_place(out)) as work:
             check_place(out.absolute(), need_bytes=need_bytes, overwrite=overwrite)
             if restart:
@@ -105,17 +108,19 @@ def train(
 
     Raises: CapacityError if memory does not hold the model; CheckpointError; ConfigError if the disk is full.
     """
-    dense = _load(checkpoint, read_model_config(checkpoint), partial(report, Phase.READING))
+    dense = _load(checkpoint, recipe, len(texts), partial(report, Phase.READING))
     branches = [_branch(dense, text, recipe, number, len(texts), work, report) for number, text in enumerate(texts)]
     routers = _routers(dense, branches, texts, work, partial(report, Phase.ROUTERS))
     mixed = _network(dense, Adapters.stacked(branches), routers=routers, top_k=recipe.top_k)
     return _joint(mixed, texts, recipe, work, report)
 
 
-def _load(checkpoint: Checkpoint, shape: ModelConfig, report: OnDone) -> Student:
+def _load(checkpoint: Checkpoint, recipe: ExpertRecipe, num_texts: int, report: OnDone) -> Student:
     """Return the dense model. Raises: CapacityError, CheckpointError."""
-    dtype, num_values = training_dtype(), checkpoint.tensors.num_values
-    need_bytes, have_bytes = num_values * dtype.itemsize * 2, host_resources().available_bytes  # half for a step
+    shape, dtype, num_values = read_model_config(checkpoint), training_dtype(), checkpoint.tensors.num_values
+    factors_bytes = num_texts * factor_bytes(shape, recipe.rank)
+    need_bytes = num_values * dtype.itemsize * 2 + _logits_bytes(shape, num_texts) + _FACTOR_COPIES * factors_bytes
+    have_bytes = host_resources().available_bytes
     if need_bytes > have_bytes:
         raise CapacityError(
             f"not enough memory to train {checkpoint.path}: need {format_bytes(need_bytes)}, have "
@@ -126,6 +131,18 @@ def _load(checkpoint: Checkpoint, shape: ModelConfig, report: OnDone) -> Student
     student = student_from(checkpoint, shape.num_layers, dtype)
     report(total, total)
     return student
+
+
+def _logits_bytes(shape: ModelConfig, num_texts: int) -> int:
+    """Return the memory for the logits of the largest batch."""
+    num_tokens = max(EVALUATED * SEQUENCE_TOKENS, _ROWS * SEQUENCE_TOKENS, num_texts * JOINT_TOKENS)
+    return num_tokens * shape.vocab_size * _LOGIT_BYTES
+
+
+def _work_bytes(shape: ModelConfig, recipe: ExpertRecipe, num_texts: int) -> int:
+    """Return the disk space of the work folder, at the end of the joint training."""
+    routers_bytes = shape.num_layers * shape.hidden_size * float32.itemsize  # rows of one expert
+    return num_texts * (factor_bytes(shape, recipe.rank) + routers_bytes) * _FILE_COPIES
 
 
 def _branch(

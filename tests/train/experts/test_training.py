@@ -13,6 +13,7 @@ from transformers import MixtralForCausalLM
 from moeflow.checkpoint import atomic_folder
 from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.errors import CapacityError, CheckpointError, ConfigError
+from moeflow.models.registry import read_model_config
 from moeflow.text.tokenizer import Tokenizer
 from moeflow.train.experts import training
 from moeflow.train.experts.adapters import Adapters
@@ -26,10 +27,10 @@ from moeflow.train.experts.training import train_experts, work_place
 from moeflow.train.phases import Phase
 from moeflow.train.speculators.student import student_from
 from moeflow.train.upcycle_recipe import UpcycleRecipe
-from moeflow.train.upcycling import upcycle
+from moeflow.train.upcycling import space_needed, upcycle
 from moeflow.train.upcycling_quality import measure_quality
 from moeflow.train.work_folder import work_folder
-from tests.tiny_llama import HIDDEN, LAYERS, write_tiny_llama
+from tests.tiny_llama import HIDDEN, LAYERS, VOCAB, write_tiny_llama
 from tests.train.experts.factors import random_adapters
 
 RECIPE = ExpertRecipe(rank=4, steps=6, joint_steps=2, learning_rate=0.1)
@@ -244,9 +245,17 @@ def test_other_sources_and_small_memories_are_refused(files, tmp_path, monkeypat
     with pytest.raises(CheckpointError, match="only 'silu' is supported"):
         train_experts(tmp_path / "gelu", tmp_path / "moe", RECIPE, files)
     write_tiny_llama(tmp_path / "llama")
-    host = training.host_resources()
-    monkeypatch.setattr(training, "host_resources", lambda: replace(host, available_bytes=1000))
-    with pytest.raises(CapacityError, match=r"need .* have 1000 B"):
+    host, usage = training.host_resources(), shutil.disk_usage(tmp_path)
+    with closing(open_checkpoint(tmp_path / "llama")) as checkpoint:
+        weights_bytes = checkpoint.tensors.num_values * 4
+        result_bytes = space_needed(checkpoint, read_model_config(checkpoint), UpcycleRecipe(num_experts=3))
+    monkeypatch.setattr(training, "training_dtype", lambda: torch.float32)
+    for have_bytes in (1000, 2 * weights_bytes + 2048 * VOCAB * 8):  # where weights fit, but not logits
+        monkeypatch.setattr(training, "host_resources", lambda have=have_bytes: replace(host, available_bytes=have))
+        with pytest.raises(CapacityError, match="not enough memory"):
+            train_experts(tmp_path / "llama", tmp_path / "moe", RECIPE, files)
+    monkeypatch.setattr(atomic_folder.shutil, "disk_usage", lambda _: usage._replace(free=result_bytes + 1000))
+    with pytest.raises(CapacityError, match="not enough disk space"):  # where the result fits, but not the work
         train_experts(tmp_path / "llama", tmp_path / "moe", RECIPE, files)
 
 
