@@ -520,7 +520,8 @@ class Decision:
                 "remove --attention-layout data for that"
             )
         if parallel.places_by_load:
-            parallel = replace(parallel, expert_loads=known_loads(self.checkpoint, self.settings.cache_dir))
+            loads = known_loads(self.checkpoint, self.settings.cache_dir, self.shape)
+            parallel = replace(parallel, expert_loads=loads)
         explain_ranks(parallel, self.shape, self.reasons, on_devices=self.settings.device != "cpu")
         return parallel
 

@@ -9,6 +9,7 @@ import numpy as np
 from moeflow.checkpoint.checkpoint import Checkpoint
 from moeflow.checkpoint.identity import checkpoint_identity
 from moeflow.core.cache_dir import cache_folder
+from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.costs.routing_profile import EVEN_ROUTING, RoutingProfile, load_profile, profile_file
 
@@ -32,13 +33,19 @@ def known_popularity(checkpoint: Checkpoint | None, cache_dir: Path | None) -> s
     return str(file) if file is not None and file.exists() else ""
 
 
-def known_loads(checkpoint: Checkpoint | None, cache_dir: Path | None) -> tuple[tuple[int, ...], ...]:
+def known_loads(
+    checkpoint: Checkpoint | None, cache_dir: Path | None, shape: ModelConfig
+) -> tuple[tuple[int, ...], ...]:
     """Return how often each expert of each MoE layer was chosen; empty: unknown. `checkpoint` None: as above.
+
+    Loads of another number of layers or experts than `shape` has are unknown.
 
     Raises: ConfigError if the file cannot be read.
     """
     file = known_popularity(checkpoint, cache_dir)
-    return load_counts(Path(file)) if file else ()
+    loads = load_counts(Path(file)) if file else ()
+    sizes = (shape.routing.num_experts,) * shape.num_moe_layers
+    return loads if tuple(map(len, loads)) == sizes else ()
 
 
 def load_counts(file: Path) -> tuple[tuple[int, ...], ...]:

@@ -26,13 +26,14 @@ from moeflow.planner.choices import rank_choice
 from moeflow.planner.choices.rank_choice import RankMemory
 from moeflow.planner.costs.model_costs import Formats, ModelCosts
 from moeflow.planner.known_routing import popularity_file
-from moeflow.workload.routing_trace import read_routing_trace
+from moeflow.workload.routing_trace import RoutedPass, RoutingTrace, TraceHeader, read_routing_trace
 from tests.engine.ranks.mixed_requests import config_of, resolved, run
 from tests.models.parity import random_model
 from tests.models.test_gemma4_text import MOE
 from tests.shapes import TINY
 from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
+from tests.workload.routing_files import write_trace
 
 TINY_EXPERTS = TINY.with_fields(num_experts=4)
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -205,6 +206,17 @@ def test_recorded_routing_places_experts_at_the_start(models, alone, in_threads,
         assert [placement == want for placement in begun] == [True, True]
     plan = resolved(models["mixtral"], cache_dir=tmp_path, expert_layout="expert", **layouts).plan
     assert "placed by recorded loads, moved as loads call for it" in dict(plan.reasons)["ranks"]
+
+
+@pytest.mark.parametrize(("num_layers", "num_experts"), [(1, 4), (2, 3)])
+def test_recorded_routing_of_another_shape_places_no_experts(models, tmp_path, num_layers, num_experts):
+    with contextlib.closing(open_checkpoint(models["mixtral"])) as checkpoint:
+        file = popularity_file(checkpoint, tmp_path)
+    file.parent.mkdir(parents=True)
+    header = TraceHeader(identity="x", num_layers=num_layers, num_experts=num_experts, top_k=2)
+    write_trace(file, RoutingTrace(header, [RoutedPass(np.zeros((num_layers, 4, 2), int), 1, 0.1)], 0))
+    parallel = config_of(models["mixtral"], cache_dir=tmp_path, expert_layout="expert", num_ranks=2).parallel
+    assert (parallel.places_by_load, parallel.expert_loads) == (True, ())
 
 
 def recording(begun):
