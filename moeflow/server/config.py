@@ -67,6 +67,8 @@ class ServerConfig:
         for name in ("port", "grpc_port"):
             if not 0 <= (getattr(self, name) or 0) <= 65535:
                 raise ConfigError(f"{name} must be from 0 to 65535, not {getattr(self, name)}")
+        if self.port and self.port == self.grpc_port:
+            raise ConfigError(f"port and grpc_port are both {self.port}; give gRPC a port of its own")
         if self.otlp_endpoint is not None and not re.fullmatch(r"https?://[^\s/]+(/\S*)?", self.otlp_endpoint):
             raise ConfigError(
                 f"otlp_endpoint must be an address such as http://localhost:4318, not {self.otlp_endpoint!r}"

@@ -160,7 +160,12 @@ async def _serve_several(
 
 
 def _http_server(app: FastAPI) -> http_server.HttpServer:
-    return http_server.HttpServer(app, max_connections=max_connections(raise_descriptor_limit()))
+    return http_server.HttpServer(app, max_connections=_max_connections(app.state.service.config))
+
+
+def _max_connections(config: ServerConfig) -> int:
+    """Return how many connections to each port may be open."""
+    return max_connections(raise_descriptor_limit(), num_ports=1 if config.grpc_port is None else 2)
 
 
 def _prepare(plan: Callable[[], Plan], config: ServerConfig) -> served_model.Loadable:
@@ -198,7 +203,7 @@ def _one_model_server(plan: Plan, config: ServerConfig, tracer: tracing.RequestT
     several = fronts.Fronts(config.num_fronts, plan.config.model_path)
     pool = model_pool.ModelPool(max_queue=config.max_queue, occupancy=several.occupancy)
     app = web_app.create_app(None, config, on_request_end, pool=pool)
-    return fronted_server.FrontedServer(app, several, max_connections=max_connections(raise_descriptor_limit()))
+    return fronted_server.FrontedServer(app, several, max_connections=_max_connections(config))
 
 
 async def _answer(
@@ -256,7 +261,7 @@ async def _answering(
     """Answer requests meanwhile, by HTTP and by gRPC if there is a port for it; SIGHUP has files read again."""
     rpc, port = None, http.service.config.grpc_port
     if port is not None:
-        rpc = rpc_server.RpcServer(http.app, port, max_connections(raise_descriptor_limit()))
+        rpc = rpc_server.RpcServer(http.app, port, _max_connections(http.service.config))
         await rpc.start()
     with reloading(http, rpc):
         answering = asyncio.create_task(http.serve(sockets=[listener]))
@@ -265,6 +270,7 @@ async def _answering(
             yield rpc
         finally:
             http.should_exit = True
+            http.drain()  # ends the health streams of gRPC
             if rpc is not None:
                 await rpc.stop(0 if http.force_exit else http_server.FLUSH_S)
             await answering

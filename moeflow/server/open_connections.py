@@ -53,9 +53,9 @@ def raise_descriptor_limit() -> int:
     return wanted if soft == resource.RLIM_INFINITY else soft
 
 
-def max_connections(num_descriptors: int) -> int:
-    """Return how many connections may be open in a process that may open so many files."""
-    return max(min(MAX_CONNECTIONS, num_descriptors - _OTHER_DESCRIPTORS - _UNCOUNTED), 1)
+def max_connections(num_descriptors: int, *, num_ports: int = 1) -> int:
+    """Return how many connections to each port may be open in a process that may open so many files."""
+    return max(min(MAX_CONNECTIONS, (num_descriptors - _OTHER_DESCRIPTORS) // num_ports - _UNCOUNTED), 1)
 
 
 class OpenConnections:

@@ -260,6 +260,11 @@ def unmade(monkeypatch):
 def test_a_wrong_wish_is_told_before_a_model_is_looked_for(served, unmade):
     result = run("--port", "99999")
     assert (result.exit_code, result.stderr) == (2, "error: port must be from 0 to 65535, not 99999\n")
+    result = run("--port", "8000", "--grpc-port", "8000")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "error: port and grpc_port are both 8000; give gRPC a port of its own\n",
+    )
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,9 @@ async def abort(context: Any, error: ApiError) -> None:
     """End a call with an error. Raises: grpc.aio.AbortError."""
     detail = error.body["error"]
     named = {"error-code": detail["code"], "error-param": detail["param"]}
-    trailing = tuple((name, value) for name, value in named.items() if value and value.isascii())
+    trailing = tuple(
+        (name, value) for name, value in named.items() if value and value.isascii() and value.isprintable()
+    )
     await context.abort(status_code(error.status_code), detail["message"], trailing)
 
 

@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from moeflow.server.service import Service
 
 WATCH_S: Final = 0.25  # between two looks at the state, for a watching client
+MAX_WATCHES: Final = 64  # at once: they need no key, and each takes the place of a call
 _STATUS = health_pb2.HealthCheckResponse
 
 
@@ -22,6 +23,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the packa
         """`names` are those of gRPC services; the empty one stands for the server."""
         self._service = service
         self._names = frozenset(names)
+        self._watches = 0
 
     async def Check(self, request: Any, context: Any) -> Any:
         """Return the state of a service."""
@@ -37,6 +39,17 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the packa
 
     async def Watch(self, request: Any, context: Any) -> None:
         """Send the state of a service now and after each change, until the server shuts down."""
+        if self._watches >= MAX_WATCHES:
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WATCHES} clients watch already; call Check instead"
+            )
+        self._watches += 1
+        try:
+            await self._watch(request, context)
+        finally:
+            self._watches -= 1
+
+    async def _watch(self, request: Any, context: Any) -> None:
         sent = None
         while True:
             is_last = self._service.status == "draining"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -28,6 +30,8 @@ from moeflow.server.service import Service
 SERVICE: Final = moeflow_pb2.DESCRIPTOR.services_by_name["Moeflow"]
 _PATHS: Final = {"CompletionRequest": "/v1/completions", "ChatRequest": "/v1/chat/completions"}
 _COST: Final = 16  # reading a byte of a message takes as long as so many bytes of JSON
+_IDLE_MS: Final = 300_000  # then a connection without calls ends
+_HANDSHAKE_MS: Final = 20_000
 Handler = Callable[[Any, Any], Awaitable[Message | None]]
 
 
@@ -35,7 +39,9 @@ class RpcServer:
     """Answers gRPC calls. `address` is known after the start."""
 
     def __init__(self, app: FastAPI, port: int, max_calls: int) -> None:
-        """Port 0 is any free one. More than `max_calls` at once get RESOURCE_EXHAUSTED."""
+        """Port 0 is any free one. More than `max_calls` at once get RESOURCE_EXHAUSTED. So many connections may be
+        open.
+        """
         self._app = app
         self._service: Service = app.state.service
         self._port = port
@@ -50,6 +56,9 @@ class RpcServer:
             ("grpc.max_receive_message_length", config.max_body_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),  # a second server on the port is an error
+            ("grpc.max_allowed_incoming_connections", self._max_calls),
+            ("grpc.max_connection_idle_ms", _IDLE_MS),
+            ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
         )
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=self._max_calls)
         handlers = {method.name: self._handler(method) for method in SERVICE.methods}
@@ -71,20 +80,23 @@ class RpcServer:
     def _bind(self, config: ServerConfig) -> str:
         """Listen on the port; return the address."""
         with listen(config, self._port) as probe:  # names what is wrong with host or port
-            host = probe.getsockname()[0]
+            host, chosen = probe.getsockname()[:2]
         host = f"[{host}]" if ":" in host else host
-        address = f"{host}:{self._port}"
+        address = f"{host}:{chosen}"
         try:
-            if config.tls_cert is None:
-                port = self._server.add_insecure_port(address)
-            else:
-                credentials = grpc.dynamic_ssl_server_credentials(_read_certificate(config), self._next_certificate)
-                port = self._server.add_secure_port(address, credentials)
+            with _only_ipv4(host, chosen):
+                port = self._add_port(config, address)
         except RuntimeError as error:
             raise ConfigError(
                 f"gRPC cannot listen on {address}: {error}; choose another port with --grpc-port"
             ) from None
         return f"{host}:{port}"
+
+    def _add_port(self, config: ServerConfig, address: str) -> int:
+        if config.tls_cert is None:
+            return int(self._server.add_insecure_port(address))
+        credentials = grpc.dynamic_ssl_server_credentials(_read_certificate(config), self._next_certificate)
+        return int(self._server.add_secure_port(address, credentials))
 
     def _next_certificate(self) -> Any:
         """Return a certificate that was read since the last connection; gRPC calls this in a thread for each."""
@@ -145,6 +157,16 @@ class RpcServer:
             raise ApiError(400, "invalid_value", str(error)) from None
         finally:
             large.release(len(raw))
+
+
+@contextlib.contextmanager
+def _only_ipv4(host: str, port: int) -> Iterator[None]:
+    """Take the port of IPv6 meanwhile: for 0.0.0.0, gRPC would listen on it too, and without it on IPv4 alone."""
+    with contextlib.ExitStack() as held:
+        if host == "0.0.0.0":
+            with contextlib.suppress(OSError):  # IPv6 is missing, or another program has the port
+                held.enter_context(socket.create_server(("::", port), family=socket.AF_INET6))
+        yield
 
 
 def _read_certificate(config: ServerConfig) -> Any:

@@ -72,6 +72,7 @@ def test_connections_leave_descriptors_for_the_rest(monkeypatch):
     assert max_connections(1024) == 1024 - 256 - 8 * open_connections.ACCEPTED_AT_ONCE
     assert max_connections(100_000) == open_connections.MAX_CONNECTIONS
     assert max_connections(10) == 1
+    assert max_connections(2048, num_ports=2) == (2048 - 256) // 2 - 8 * open_connections.ACCEPTED_AT_ONCE
     asked = []
     monkeypatch.setattr(resource, "setrlimit", lambda _, new: asked.append(new))
     for limits, expected in (

@@ -16,8 +16,9 @@ from moeflow.server.rpc.rpc_server import SERVICE, RpcServer
 class Caller:
     """Calls methods by their names, as a generated stub does."""
 
-    def __init__(self, channel: Any) -> None:
+    def __init__(self, channel: Any, address: str = "") -> None:
         self.channel = channel
+        self.address = address
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = SERVICE.methods_by_name[name]
@@ -33,6 +34,6 @@ async def calling(app: FastAPI, *, max_calls: int = 100) -> AsyncIterator[Caller
     await server.start()
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:
-            yield Caller(channel)
+            yield Caller(channel, server.address)
     finally:
         await server.stop(0)

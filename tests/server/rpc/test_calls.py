@@ -14,7 +14,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from moeflow.core.errors import ConfigError
 from moeflow.engine.client import EngineState
+from moeflow.server import launch
 from moeflow.server.errors import ApiError
+from moeflow.server.http_server import HttpServer
+from moeflow.server.listener import listen
 from moeflow.server.rpc import health, rpc_server
 from moeflow.server.rpc.exchange import status_code
 from moeflow.server.rpc.messages import request_body
@@ -291,6 +294,58 @@ async def test_health_follows_the_server(rpc, app, engine, monkeypatch):
     app.state.service.drain()
     assert (await watch.read()).status == status.NOT_SERVING
     assert await watch.read() is grpc.aio.EOF
+
+
+async def test_the_end_of_the_server_reaches_watching_clients(make_app):
+    app = make_app(port=0, grpc_port=0)
+    listener = listen(app.state.service.config)
+    async with launch._answering(HttpServer(app), None, listener, asyncio.Queue()) as rpc:
+        channel = grpc.aio.insecure_channel(rpc.address)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        await watch.read()
+    assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    assert await watch.read() is grpc.aio.EOF
+    await channel.close()
+
+
+async def test_watching_takes_few_places_of_calls(rpc, monkeypatch):
+    monkeypatch.setattr(health, "MAX_WATCHES", 1)
+    stub = health_pb2_grpc.HealthStub(rpc.channel)
+    watch = stub.Watch(health_pb2.HealthCheckRequest())
+    await watch.read()
+    second = stub.Watch(health_pb2.HealthCheckRequest())
+    assert (await refusal(second)).code() is CODE.RESOURCE_EXHAUSTED
+    watch.cancel()
+
+    async def is_free() -> bool:
+        return await stub.Watch(health_pb2.HealthCheckRequest()).read() is not grpc.aio.EOF
+
+    async with asyncio.timeout(10):
+        while not await is_free():
+            await asyncio.sleep(0.01)
+
+
+async def test_more_connections_than_the_server_holds_are_closed(app):
+    async with calling(app, max_calls=1) as rpc:
+        assert (await rpc.Complete(ABC)).choices[0].text == REPLY
+        reader, writer = await asyncio.open_connection(*rpc.address.split(":"))
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        writer.close()
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="needs IPv6")
+async def test_the_wildcard_of_ipv4_is_no_address_of_ipv6(make_app):
+    async with calling(make_app(host="0.0.0.0")) as rpc:
+        assert (await rpc.Complete(ABC)).choices[0].text == REPLY
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("::1", int(rpc.address.rpartition(":")[2])))
+
+
+async def test_a_parameter_with_control_characters_is_left_out(rpc):
+    request = message("CompletionRequest", prompt=["a"])
+    request.structured_outputs.struct_value.update({"a\nb": 1})
+    assert (await refusal(rpc.Complete(request))).code() is CODE.INVALID_ARGUMENT
 
 
 async def test_tls_and_a_certificate_that_is_renewed(make_app, tmp_path):
