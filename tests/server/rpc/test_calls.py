@@ -6,6 +6,8 @@ import asyncio
 import logging
 import socket
 import threading
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
@@ -19,7 +21,7 @@ from moeflow.server.errors import ApiError
 from moeflow.server.http_server import HttpServer
 from moeflow.server.listener import listen
 from moeflow.server.rpc import health, rpc_server
-from moeflow.server.rpc.exchange import status_code
+from moeflow.server.rpc.exchange import abort, status_code
 from moeflow.server.rpc.messages import request_body
 from moeflow.server.rpc.rpc_server import SERVICE, RpcServer
 from tests.server.conftest import connect
@@ -342,10 +344,10 @@ async def test_the_wildcard_of_ipv4_is_no_address_of_ipv6(make_app):
             socket.create_connection(("::1", int(rpc.address.rpartition(":")[2])))
 
 
-async def test_a_parameter_with_control_characters_is_left_out(rpc):
-    request = message("CompletionRequest", prompt=["a"])
-    request.structured_outputs.struct_value.update({"a\nb": 1})
-    assert (await refusal(rpc.Complete(request))).code() is CODE.INVALID_ARGUMENT
+async def test_a_parameter_with_control_characters_is_left_out():
+    aborted = AsyncMock()
+    await abort(SimpleNamespace(abort=aborted), ApiError(400, "code", "m", param="a\nb"))
+    aborted.assert_awaited_once_with(CODE.INVALID_ARGUMENT, "m", (("error-code", "code"),))
 
 
 async def test_tls_and_a_certificate_that_is_renewed(make_app, tmp_path):
