@@ -29,7 +29,9 @@ from tests.marks import thorough_unless
 from tests.tiny_switch import write_tiny_switch
 
 LAYERS, EXPERTS = 2, 8  # of the encoder
-SHAPE = PredictorShape(embedding_size=32, num_layers=LAYERS, num_experts=EXPERTS, top_k=1, hidden_size=16, window=32)
+SHAPE = PredictorShape(
+    embedding_size=32, num_layers=LAYERS, num_experts=EXPERTS, top_k=1, hidden_size=16, window=32, is_causal=False
+)
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
 

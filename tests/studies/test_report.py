@@ -360,7 +360,7 @@ def test_drafts_by_depth_trees_beside_chains_and_llama_cpp(tmp_path):
     assert "9.75" not in page
     assert "| chat | suffix | 10.0 | 15.0 | 1.50x (1.25-1.75) | 1.30 | 0.30 of 0.60 |" in page
     assert "| suffix | 6 of 12 | 62% | 25% |" in page
-    assert "| chat | 2 | 1.20 / 1.20 | 0.60 / 0.40 | 1.50 | 15.0 / 15.0 |" in page
+    assert "| chat | 1 | 2 | 1.20 / 1.20 | 0.60 / 0.40 | 1.50 | 15.0 / 15.0 |" in page
     assert "![Right drafts by tokens ahead, and speed-ups](images/speculation-1.png)" in page
     assert (tmp_path / "docs" / "studies" / "images" / "speculation-1.png").stat().st_size > 5000
     assert "### Drafted tokens beside llama.cpp\n" in page
