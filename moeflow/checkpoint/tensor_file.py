@@ -33,11 +33,12 @@ _ENUMERATIONS: Final = (  # of Megatron's arguments: read as their numbers
     "megatron.enums.PositionEmbeddingType",
     "megatron.model.enums.PositionEmbeddingType",
 )
-_NUMPY: Final = (  # of random numbers' states
-    "numpy.ndarray",
+_NOT_NEEDED: Final = (
+    "numpy.ndarray",  # of random numbers' states
     "numpy.dtype",
     "numpy.core.multiarray._reconstruct",
     "numpy._core.multiarray._reconstruct",
+    "builtins.getattr",  # of enumerations, by Python 3.11.0 to 3.11.3
 )
 _REMEDY: Final = (
     "Download it again; or where you trust it, load it with torch.load(FILE, weights_only=False), take its tensors and "
@@ -120,5 +121,5 @@ class _Skipped:
 def _data_classes() -> Iterator[Any]:
     """Yield classes without effects that training states contain, some with the name that a file has for them."""
     yield argparse.Namespace
-    yield from ((_Skipped, name) for name in _NUMPY)
+    yield from ((_Skipped, name) for name in _NOT_NEEDED)
     yield from ((int, name) for name in _ENUMERATIONS)
