@@ -5,9 +5,12 @@
 
 Arms are engines of two ranks, with a core and a thread each. They answer the same prompts alternately:
 
-- index: whole experts in blocks by index. load: as moeflow moves them. replicas: load, with two replicas a layer.
-  sliced: a slice of every expert.
-- synchronous: all tokens of a pass at once. asynchronous: `--rank-schedule asynchronous`, so in two halves.
+- index: Whole experts lie in blocks by index.
+- load: moeflow moves whole experts by load.
+- replicas: As load, with two replicas a layer.
+- sliced: Each rank has a slice of every expert.
+- synchronous: Ranks compute all tokens of a pass at once.
+- asynchronous: Ranks compute a pass in two halves (`--rank-schedule asynchronous`).
 
 The link is the memory of one machine, or a link of this rate between two network namespaces (needs root). With --scale,
 ranks sleep as long as T4s would compute a model of GPT-MoE's sizes, which needs no idle machine. The model is

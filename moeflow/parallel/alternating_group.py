@@ -92,7 +92,7 @@ class AlternatingGroup(Group):
         self._groups[0].abort(reason)
 
     def close(self) -> None:
-        """End the thread; whoever made the group closes it."""
+        """End the thread. The creator of the group closes the group."""
         self._thread.shutdown()
 
     def _run_lane(self, lane: int, compute: Callable[[], Result]) -> list[Result]:

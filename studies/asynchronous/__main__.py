@@ -6,12 +6,12 @@
 Devices are processes with real messages. Each sleeps for the time that a T4 would need, times --scale, so devices may
 outnumber cores. Each has several batches of a model of GPT-MoE's sizes (ExpertFlow 3.2). Forms:
 
-- synchronous, batch by batch: one batch a device at a time, and all wait for all at each layer (figure 3.2)
-- synchronous, all batches as one: the same for one batch with all tokens, so weights are read once
-- asynchronous, each batch apart: tasks begin when their inputs are there (figure 3.3), and weights are read again
-- asynchronous, batches merged: attention comes first, and then one task for all tokens that wait for a layer's experts
-- asynchronous, batches merged for each expert: a task is one expert, so tokens that come meanwhile join at later ones
-- asynchronous, batches merged in two halves: the same for two batches, each with half of the tokens
+- synchronous, batch by batch: A device computes one batch at a time. Each layer ends with a barrier (figure 3.2).
+- synchronous, all batches as one: One batch has all tokens, so weights are read once.
+- asynchronous, each batch apart: A task begins when its inputs are there (figure 3.3). Each batch reads the weights.
+- asynchronous, batches merged: Attention comes first. One task then takes all tokens that wait for a layer's experts.
+- asynchronous, batches merged for each expert: A task is one expert. Tokens that come meanwhile join at later experts.
+- asynchronous, batches merged in two halves: There are two batches, each with half of the tokens.
 
 All forms must give the bits of one loop over tokens. Hot experts, a tenth, are on another device in each layer, or with
 --lasting on the first device. The floor is the work of the slowest device if it reads weights once, without waits.

@@ -1,9 +1,9 @@
-"""What a rank does in a layer, by how the experts lie on the ranks. Each has tokens of its own, and gets their sums.
+"""The work of a rank in a layer, for each layout of experts. Each rank has tokens of its own, and gets their sums.
 
-- expert: whole experts in blocks. A row goes once to each rank that has some of its experts; the weighted results of
-  pairs (token, expert) come back and are added up in ascending order of expert, so the bits are those of one process.
-- expert-by-load: the same; experts are placed by an earlier batch's loads, with one slot more a rank for replicas.
-- what other packages add: the same; experts are placed as they say.
+- expert: Whole experts in blocks. A row goes once to each rank that has some of its experts. The weighted results of
+  pairs (token, expert) come back. They are added in ascending order of expert, so the bits are those of one process.
+- expert-by-load: The same exchange. An earlier batch's loads place the experts, and each rank has a slot for a replica.
+- layouts of other packages: The same exchange, with their own placement.
 - capacity, capacity-dropless: as DeepSpeed's expert parallelism. Each rank sends every expert C rows, padding included,
   and an expert computes all of them. Choices beyond C = f K T / E are dropped; dropless, C is the largest load of any
   rank and expert. Rows are moved by index (`padded_experts.py`).

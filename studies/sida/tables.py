@@ -177,9 +177,9 @@ def _answers(records: Sequence[Record]) -> Table:
         "top-3",
     )
     notes = (
-        "right: with the model's own routers, to the bit wherever experts are. permuted: with each layer's experts "
-        "permuted at random, the mean of three. sida, sida:3: with --lossy-routing. kept: the gain of "
-        "sida:3 over permuted experts, divided by that of the routers. Fidelity means little where right and permuted "
+        "right: accuracy with the model's own routers. permuted: the mean of three random permutations of each layer's "
+        "experts. sida and sida:3 use --lossy-routing. kept: the gain of sida:3 over permuted experts, divided by "
+        "the gain of the routers. Fidelity means little where right and permuted "
         "are close. same as own: classes that sida:3 gives as the routers do. F1: of the last class, by the "
         "routers and sida:3. top-1, top-3: experts that routers choose and the network names first, or among the first "
         "three.",

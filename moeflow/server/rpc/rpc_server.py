@@ -69,7 +69,7 @@ class RpcServer:
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more calls; end those that run after the grace."""
+        """Take no more calls. End running calls after the grace."""
         await self._server.stop(grace_s)
 
     def reload(self) -> None:
@@ -79,7 +79,7 @@ class RpcServer:
 
     def _bind(self, config: ServerConfig) -> str:
         """Listen on the port; return the address."""
-        with listen(config, self._port) as probe:  # names what is wrong with host or port
+        with listen(config, self._port) as probe:  # names the problem of host or port
             host, chosen = probe.getsockname()[:2]
         host = f"[{host}]" if ":" in host else host
         address = f"{host}:{chosen}"
