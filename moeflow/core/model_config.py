@@ -183,9 +183,10 @@ class ModelConfig:
         """Layers with experts, those of the encoder included."""
         return len(self.moe_layers) + self.num_encoder_moe_layers
 
-    def num_moe_layers_in(self, layers: range) -> int:
-        """Return how many layers with experts a stage has: some of the decoder's `layers`, and all of the encoder's."""
-        return len(set(layers).intersection(self.moe_layers)) + self.num_encoder_moe_layers
+    def moe_numbers_in(self, layers: range) -> list[int]:
+        """Return the numbers of a stage's layers with experts: all of the encoder, some of the decoder's `layers`."""
+        before = self.num_encoder_moe_layers
+        return [*range(before), *(before + n for n, layer in enumerate(self.moe_layers) if layer in layers)]
 
     @property
     def num_encoder_moe_layers(self) -> int:

@@ -76,8 +76,7 @@ class OwnSequencesForward:
         rows = given.result_rows()
         by_rank = torch.tensor(sorted(rows, key=lambda row: (rank_of[row], row)), dtype=torch.int64)
         hidden = torch.cat(results)[by_rank.argsort()]
-        places = {row: place for place, row in enumerate(rows)}
-        return (rows_of(hidden, [places[row] for row in rows]) for rows in given.row_groups())
+        return given.results(hidden)
 
 
 def _layers_with_tokens(given: PassInput, shape: ModelConfig, block_size: int) -> range:

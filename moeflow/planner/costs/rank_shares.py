@@ -85,7 +85,7 @@ def _expert_share(shape: ModelConfig, parallel: ParallelConfig, rank: int, layer
         return _slice_share(shape.hidden_size, shape.feed_forward.intermediate_size, number, rank)
     if number == 1:
         return 1.0
-    num_layers = shape.num_moe_layers_in(layers)
+    num_layers = len(shape.moe_numbers_in(layers))
     return (
         whole_experts.WholeExperts.of(parallel, number, num_layers, shape.routing.num_experts).most_held[rank]
         / shape.routing.num_experts

@@ -39,11 +39,9 @@ class ExpertRanks:
         """
         if not shape.routing.num_experts or parallel.has_slices:
             return None
-        before = shape.num_encoder_moe_layers
-        own = [*range(before), *(before + n for n, layer in enumerate(shape.moe_layers) if layer in layers)]
+        own = shape.moe_numbers_in(layers)
         recorded = np.array(parallel.expert_loads, float)[own] if parallel.expert_loads and own else None
-        num_layers = shape.num_moe_layers_in(layers)
-        experts = WholeExperts.of(parallel, group.size, num_layers, shape.routing.num_experts, recorded)
+        experts = WholeExperts.of(parallel, group.size, len(own), shape.routing.num_experts, recorded)
         if parallel.expert_layout != WHOLE:
             group.barrier(f"experts as {parallel.expert_layout} lays them out ({experts.digest})")
         # Between two exchanges of a layer, a rank with little work would wait for the other half of the pass.
