@@ -1,11 +1,13 @@
 // The page's wiring: which control does what.
 
+import { askJson } from "./api.js";
 import { Chat } from "./chat/chat.js";
 import { offerBottom } from "./chat/scroll.js";
 import { Composer } from "./composer.js";
 import { HistoryView } from "./conversations/history_view.js";
 import { Library } from "./conversations/library.js";
 import { ConversationStore } from "./conversations/store.js";
+import { Inspector } from "./inspect/inspector.js";
 import { ModelChoice } from "./models.js";
 import { ServerView } from "./server_view.js";
 import { setText } from "./set_text.js";
@@ -14,6 +16,9 @@ import { Shortcuts } from "./shortcuts.js";
 import { ServerStatus } from "./status.js";
 import { forgetAll, Stored } from "./storage.js";
 import { ThemeChoice } from "./theme.js";
+import { useLanguage } from "./translate.js";
+
+await useLanguage(); // before anything is written
 
 const at = (id) => document.getElementById(id);
 const storedKey = new Stored("sessionStorage", "api-key");
@@ -44,6 +49,7 @@ const shortcuts = new Shortcuts(at("shortcuts"), [
   { keys: "Control+Shift+C", label: "Copy the last answer", action: () => pressLast(".answer-foot .copy") },
   { keys: "Control+Shift+Enter", label: "Try again", action: () => pressLast(".retry") },
   { keys: "Control+Shift+E", label: "Edit the last question", action: () => pressLast(".edit") },
+  { keys: "Control+Shift+X", label: "Inspector", action: () => inspector.toggle() },
   { keys: "Control+,", label: "Settings", action: openSettings },
   { keys: "Control+/", label: "Keyboard shortcuts", action: () => shortcuts.show() },
 ]);
@@ -51,6 +57,10 @@ const serverView = new ServerView(server, {
   hasKey: () => Boolean(apiKey()),
   lastAnswer: () => chat.lastMeasured,
 });
+
+// For views: ask(path, options) returns JSON, with the key sent and the chosen model named by `?model=`; announce(text)
+// is for screen readers; open(id, argument) shows a view.
+const inspector = new Inspector(at("inspector"), at("open-inspector"), { ask, server, chat, announce, copy });
 
 // ---- showing
 
@@ -103,6 +113,13 @@ async function writeClipboard(text) {
   } catch {
     return false;
   }
+}
+
+/** Ask the server for JSON about the chosen model. */
+function ask(path, options) {
+  const url = new URL(path, document.baseURI);
+  if (models.name) url.searchParams.set("model", models.name);
+  return askJson(url, { ...options, apiKey: apiKey() });
 }
 
 // ---- doing
