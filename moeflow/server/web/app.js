@@ -262,5 +262,6 @@ showChat();
 if (hasKeyboard()) composer.focus();
 server.poll();
 await library.openAddressed(store.recover());
+document.documentElement.classList.remove("is-opening");
 conversations.show();
 store.forgetRemoved();

@@ -33,6 +33,7 @@ export function welcomeText(model) {
 /** Draw the experts of a layer as bars, as many filled as one token uses. Which ones differs for every token. */
 export function drawExperts(strip, model) {
   const count = model.num_experts > MAX_STRIP ? 0 : model.num_experts;
+  strip.hidden = !count;
   strip.replaceChildren(
     ...Array.from({ length: count }, (_, i) => {
       const bar = document.createElement("span");

@@ -1,7 +1,19 @@
-// Sets the colours that the user has chosen before anything is drawn; modules run only after that. See theme.js.
+// Prepares the first paint, before any module runs: the chosen colours, and room for the panels that will open. Nothing
+// moves later. See theme.js, conversations/history_view.js, inspect/inspector.js and translate.js.
 
-try {
-  document.documentElement.dataset.theme = JSON.parse(localStorage.getItem("moeflow.theme"));
-} catch {
-  // Nothing can be kept here, so nothing was chosen.
+const root = document.documentElement;
+
+/** A value that the page has kept; undefined where nothing can be kept. */
+function kept(name) {
+  try {
+    return JSON.parse(localStorage.getItem(`moeflow.${name}`));
+  } catch {
+    return undefined;
+  }
 }
+
+root.dataset.theme = kept("theme");
+root.classList.toggle("has-history", matchMedia("(min-width: 64rem)").matches && kept("history-open") !== false);
+root.classList.toggle("has-inspector", matchMedia("(min-width: 80rem)").matches && new URLSearchParams(location.search).has("inspect"));
+root.classList.toggle("is-opening", location.hash.length > 1); // a conversation, in the place of the welcome
+root.classList.toggle("is-translating", ["de", "fr", "ja", "zh"].includes(kept("language") ?? navigator.language.split("-")[0]));

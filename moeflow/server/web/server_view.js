@@ -42,7 +42,7 @@ export class ServerView {
     at("model-name").textContent = "moeflow"; // the choice names it
     at("model-line").textContent = "Loaded when you first ask it";
     at("welcome-text").textContent = "This server has several models, and loads the one that you ask.";
-    at("expert-strip").replaceChildren();
+    at("expert-strip").hidden = true;
     at("model-facts").replaceChildren();
     at("drafts-field").hidden = true;
   }

@@ -19,7 +19,15 @@ export function tr(text, values = {}) {
 /** Load the language that the user has chosen, or that the browser prefers, and translate the document. */
 export async function useLanguage() {
   const wanted = stored.read() ?? navigator.language.split("-")[0];
-  if (wanted === ENGLISH) return;
+  try {
+    if (wanted !== ENGLISH) await load(wanted);
+  } catch {
+    // It could not be loaded: the page stays in English.
+  }
+  document.documentElement.classList.remove("is-translating");
+}
+
+async function load(wanted) {
   const { LANGUAGES } = await import("./languages.js");
   if (!LANGUAGES[wanted]) return;
   texts = LANGUAGES[wanted].texts;

@@ -86,3 +86,22 @@ def test_the_page_works_below_a_proxys_prefix(app, serve, browser, say):
     assert [url for url in requests if not url.startswith(address)] == []
     assert failures == []
     context.close()
+
+
+SHIFTS = """() => new Promise((resolve) => {
+  let sum = 0;
+  new PerformanceObserver((list) => { for (const { value } of list.getEntries()) sum += value; })
+    .observe({ type: "layout-shift", buffered: true });
+  setTimeout(() => resolve(sum), 300);
+})"""
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_nothing_moves_while_the_page_loads(app, serve, browser, width):
+    """Panels that will open have their room from the first paint on. 0.1 is good, by Google's Web Vitals."""
+    context = browser.new_context(viewport={"width": width, "height": 900})
+    page = context.new_page()
+    page.goto(serve(app))
+    expect(page.get_by_role("heading", name="fake-model")).to_be_visible()
+    assert page.evaluate(SHIFTS) < 0.02
+    context.close()

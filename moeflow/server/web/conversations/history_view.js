@@ -70,7 +70,7 @@ export class HistoryView {
 
   sayIfOpen() {
     this.opener.setAttribute("aria-expanded", String(this.panel.open));
-    document.body.classList.toggle("has-history", this.panel.open && this.wide.matches);
+    document.documentElement.classList.toggle("has-history", this.panel.open && this.wide.matches);
   }
 
   /** A conversation was chosen: show it. */

@@ -131,7 +131,7 @@ export class Inspector {
 
   sayIfOpen() {
     this.opener.setAttribute("aria-expanded", String(this.panel.open));
-    document.body.classList.toggle("has-inspector", this.panel.open && this.wide.matches);
+    document.documentElement.classList.toggle("has-inspector", this.panel.open && this.wide.matches);
   }
 
   address() {
