@@ -113,7 +113,7 @@ def _filled(document: PageFile, assets: str, files: dict[str, PageFile]) -> Page
 
     Addresses are relative, so the page works below a proxy's prefix.
     """
-    link = '<link rel="modulepreload" href="%s/%s" fetchpriority="low">'  # styles come first: they are all that is painted
+    link = '<link rel="modulepreload" href="%s/%s" fetchpriority="low">'  # styles paint the page, so they come first
     hints = "\n  ".join(link % (assets, name) for name in _modules(files))
     text = document.content.decode().replace("<!-- modules -->", hints).replace("{assets}", assets)
     return PageFile(document.name, text.encode())

@@ -85,7 +85,8 @@ async def test_another_file_has_another_address(tmp_path):
 async def test_all_modules_are_asked_for_at_once(http):
     """A browser that knows them from the document alone waits for one answer, not for one after each import."""
     folder = await assets_path(http)
-    hinted = re.findall(rf'rel="modulepreload" href="{folder[1:]}/([^"]+)" fetchpriority="low"', (await http.get("/")).text)
+    document = (await http.get("/")).text
+    hinted = re.findall(rf'rel="modulepreload" href="{folder[1:]}/([^"]+)" fetchpriority="low"', document)
     for name in hinted:
         text = (WEB_FOLDER / name).read_text(encoding="utf-8")
         for target in re.findall(r'\bfrom "(\.[^"]+)"', text) + re.findall(r'^import "(\.[^"]+)"', text, re.MULTILINE):
