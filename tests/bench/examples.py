@@ -254,6 +254,28 @@ def streaming_record(**changes: Any) -> dict[str, Any]:
     }
 
 
+def load_record(**changes: Any) -> dict[str, Any]:
+    """Two loads of a phone, and one of a desktop computer."""
+    run = {
+        "score": 92.0,
+        "first_contentful_paint_s": 1.0,
+        "largest_contentful_paint_s": 2.0,
+        "speed_index_s": 3.0,
+        "total_blocking_time_s": 0.0,
+        "layout_shift": 0.0,
+    }
+    other = {**run, "score": 96.0, "first_contentful_paint_s": 1.5}
+    return {
+        **HEAD,
+        "kind": "page_load",
+        "machine": {**HEAD["machine"], "threads": None},
+        "browser": "150.0",
+        "lighthouse": "13.5.0",
+        "devices": [{"name": "phone", "runs": [run, other]}, {"name": "desktop", "runs": [run]}],
+        **changes,
+    }
+
+
 def parallel_record(**changes: Any) -> dict[str, Any]:
     """Two layouts on two ranks, in two repeats; times are whole milliseconds."""
     ms = 1e-3

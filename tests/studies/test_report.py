@@ -26,6 +26,7 @@ from tests.bench.examples import (
     forms_record,
     grid_record,
     job_record,
+    load_record,
     memory_record,
     parallel_record,
     quality_record,
@@ -260,9 +261,13 @@ def test_only_comparisons_with_engines_built_by_hand_are_of_uncommitted_code():
 
 def test_schemas_and_the_page_have_sections(tmp_path):
     phone = streaming_record(rate=1000.0, is_phone=True)
-    page = write_page(tmp_path, forms_record(), streaming_record(), phone)
+    page = write_page(tmp_path, forms_record(), streaming_record(), phone, load_record())
     headings = [line for line in page.splitlines() if line.startswith("### ")]
-    assert headings == ["### What a JSON schema costs", "### The page while an answer streams"]
+    assert headings == [
+        "### What a JSON schema costs",
+        "### The page while an answer streams",
+        "### The page's first load",
+    ]
     assert rows_of(page, "A decode step, ms")["batch 8"][2] == "1.10 (0.60-1.25)"
     assert "10,000 tokens come, 200 a second: a large window" in page
     assert "10,000 tokens come, 1000 a second: a small window, the processor slowed down four times" in page
