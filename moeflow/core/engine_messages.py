@@ -1,7 +1,7 @@
 """What goes in and out of an engine, in its own process or another's: plain data, token ids only.
 
-These carry the five words everything above speaks to an engine: submit, cancel, stream (the outputs),
-stats (which ride on the outputs), shutdown.
+These carry the six words everything above speaks to an engine: submit, cancel, stream (the outputs),
+stats (which ride on the outputs), look, shutdown.
 """
 
 from __future__ import annotations
@@ -86,7 +86,14 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     deadline_s: float
 
 
-ToEngine = Submission | Cancellation | Shutdown
+class Look(msgspec.Struct, frozen=True, tag="look"):
+    """Answer a question between two passes."""
+
+    number: int  # of the question, counted by the client
+    question: bytes  # a `Question` of core/observation.py in msgpack; that module is loaded with the first one
+
+
+ToEngine = Submission | Cancellation | Shutdown | Look
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
@@ -318,4 +325,12 @@ class Stopped(msgspec.Struct, frozen=True, tag="stopped"):
     """The engine has shut down in order."""
 
 
-FromEngine = Loading | Ready | Outputs | Failed | Stopped
+class Seen(msgspec.Struct, frozen=True, tag="seen"):
+    """The answer to a `Look`."""
+
+    number: int  # that of the question
+    sight: bytes = b""  # a `Sight` of core/observation.py in msgpack; empty: there is an error
+    error: str = ""
+
+
+FromEngine = Loading | Ready | Outputs | Seen | Failed | Stopped

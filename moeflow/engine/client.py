@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from moeflow.core.engine_messages import EngineStats, ModelInfo, Submission, TokenOutput
+
+if TYPE_CHECKING:
+    from moeflow.core.observation import Question, Sight
 
 
 class EngineState(StrEnum):
@@ -59,6 +62,13 @@ class EngineClient(Protocol):
 
     def replicas(self) -> list[ReplicaStatus]:
         """Return how each of the engines is that stand behind this client, always in the same order."""
+
+    async def look(self, question: Question) -> dict[int, Sight]:
+        """Return the answers of the engines by their places in `replicas()`, after two seconds at most.
+
+        Engines that load, do not answer or cannot answer are left out. Each engine that gets the question observes its
+        passes for the next `LEASE_S` of core/observation.py.
+        """
 
     async def shutdown(self, deadline_s: float) -> None:
         """Let running requests finish within the deadline, cancel the rest, end the engine."""

@@ -43,11 +43,14 @@ from moeflow.scheduler.policy import SchedulingPolicy, make_scheduler
 from moeflow.speculation.counts import SpeculationCounts
 
 if TYPE_CHECKING:
+    from moeflow.core.observation import Question, Sight
     from moeflow.engine.constraints.compiled_grammar import CompiledGrammar
+    from moeflow.engine.observing.observer import Observer
     from moeflow.engine.prompt_cache.prompt_cache import PromptCache
     from moeflow.speculation.speculation import Speculation
 
 with on_demand(__name__):
+    from moeflow.engine.observing import observer
     from moeflow.engine.prompt_cache import opening
     from moeflow.engine.speculators import loading
 
@@ -91,6 +94,7 @@ class Engine:
         self._on_pass = on_pass
         self._speculation = speculation
         self._prompt_cache = prompt_cache
+        self._observer: Observer | None = None  # while somebody looks
 
     @classmethod
     def load(
@@ -233,6 +237,8 @@ class Engine:
 
         Raises: GroupError if a rank is gone that has a part of the model.
         """
+        if self._observer is not None and self._observer.is_over:
+            self._end_observing()
         outputs, self._cancelled = self._cancelled, []
         outputs += self._queue_formed()
         outputs += self._take_late(0.0)
@@ -265,6 +271,17 @@ class Engine:
             return self._fail(batch, error)
         return self._complete(batch, result, self._clock() - started_s)
 
+    def look(self, question: Question) -> Sight:
+        """Answer a question about the passes, and observe them for a time. Not during a `step`."""
+        if self._observer is None:
+            self._observer = observer.Observer(self._clock)
+        return self._observer.answer(question)
+
+    def _end_observing(self) -> None:
+        if self._observer is not None:
+            self._observer.close()
+            self._observer = None
+
     def stats(self) -> EngineStats:
         """Return a snapshot of queue, cache and counters."""
         counts, trials = SpeculationCounts(), []
@@ -285,6 +302,7 @@ class Engine:
             closing.callback(self._constraints.close)
             if self._prompt_cache is not None:
                 closing.callback(self._prompt_cache.close)
+            closing.callback(self._end_observing)
 
     def check_integrity(self) -> None:
         """Prove that queue, blocks and requests agree. AssertionError if not."""

@@ -28,8 +28,10 @@ from moeflow.core.engine_messages import (
     Failed,
     FromEngine,
     Loading,
+    Look,
     Outputs,
     Ready,
+    Seen,
     Shutdown,
     Stopped,
     Submission,
@@ -45,6 +47,7 @@ from moeflow.processes.lifeline import OrphanedError, tie_to_parent
 from moeflow.processes.pass_record import PassRecord
 
 with on_demand(__name__):
+    from moeflow.core import observation
     from moeflow.engine.ranks import linked_rank
 
 logger = logging.getLogger(__name__)
@@ -125,6 +128,8 @@ class EngineProcess:
                 engine.cancel(message.request_ids)
             elif isinstance(message, Shutdown):
                 self._deadline = time.monotonic() + message.deadline_s
+            elif isinstance(message, Look):
+                self._send(_seen(engine, message))
 
     def _send_progress(self, bytes_done: int, bytes_total: int) -> None:
         self._send(Loading(bytes_done, bytes_total))
@@ -144,6 +149,16 @@ class EngineProcess:
 
     def _send(self, message: FromEngine) -> None:
         self._socket.send(self._encoder.encode(message))
+
+
+def _seen(engine: Engine, look: Look) -> Seen:
+    """Answer a question. An error in it must not end the requests of the engine."""
+    try:
+        sight = engine.look(msgspec.msgpack.decode(look.question, type=observation.Question))
+    except Exception as error:
+        logger.exception("a question about passes cannot be answered")
+        return Seen(look.number, error=f"{type(error).__name__}: {error}")
+    return Seen(look.number, msgspec.msgpack.encode(sight))
 
 
 def main() -> None:

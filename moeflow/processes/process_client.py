@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,6 +27,7 @@ from moeflow.core.engine_messages import (
     ModelInfo,
     Outputs,
     Ready,
+    Seen,
     Shutdown,
     Stopped,
     Submission,
@@ -36,8 +38,12 @@ from moeflow.core.errors import EngineError, MoeflowError
 from moeflow.engine.client import EngineState, ReplicaStatus
 from moeflow.processes.deaths import Death
 from moeflow.processes.engine_host import EngineHost, LocalHost
+from moeflow.processes.open_looks import OpenLooks
 from moeflow.processes.sinks import Sink, Sinks
 from moeflow.processes.stall import TIMEOUT_S, StallWatch, foreseen_pass_s
+
+if TYPE_CHECKING:
+    from moeflow.core.observation import Question, Sight
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +72,7 @@ class ProcessEngine:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._sinks = Sinks()
+        self._looks = OpenLooks(self._send)
         self._model: ModelInfo | None = None
         self._stats = EngineStats()
         self._failure: MoeflowError | None = None
@@ -175,6 +182,17 @@ class ProcessEngine:
         """See `EngineClient.replicas`."""
         return [ReplicaStatus(self.state, self.stats(), host=self.host)]
 
+    async def ask(self, question: Question) -> Sight | None:
+        """Return the engine's answer; None: it loads, does not answer in time, or cannot. See `EngineClient.look`."""
+        if self.state not in (EngineState.READY, EngineState.DRAINING) or not self._ready.is_set():
+            return None
+        return await self._looks.ask(question)
+
+    async def look(self, question: Question) -> dict[int, Sight]:
+        """See `EngineClient.look`."""
+        sight = await self.ask(question)
+        return {} if sight is None else {0: sight}
+
     def submit(self, submission: Submission, sink: Sink) -> None:
         """Submit a request; `sink` gets its outputs as they arrive, or None if the engine ends before it."""
         self._sinks.add(submission.request_id, sink)
@@ -241,13 +259,15 @@ class ProcessEngine:
             self._loaded_share = f"loading: {100 * message.bytes_done // max(message.bytes_total, 1)}%"
             if self._on_progress is not None:
                 self._on_progress(message.bytes_done, message.bytes_total)
+        elif isinstance(message, Seen):
+            self._looks.take(message)
         elif isinstance(message, Ready):
             self._model, self._stats = message.model, message.stats
             self._ready.set()
         elif isinstance(message, Failed):
             self._fail(_rebuild(message), Death(message.message, is_from_outside=message.is_from_outside))
         elif isinstance(message, Stopped):
-            self._sinks.end()
+            self._end()
 
     async def _watch(self) -> None:
         death = await self._host.wait()
@@ -257,7 +277,7 @@ class ProcessEngine:
             death = self._overdue or death
             message = f"the engine process died ({death.reason})"
             self._fail(EngineError(message, is_from_outside=death.is_from_outside), death)
-        self._sinks.end()
+        self._end()
 
     async def _watch_for_stalls(self) -> None:
         last_s = time.monotonic()
@@ -294,7 +314,12 @@ class ProcessEngine:
             else:
                 logger.error("engine failure: %s", error)
         self._ready.set()
+        self._end()
+
+    def _end(self) -> None:
+        """End all that waits for the engine."""
         self._sinks.end()
+        self._looks.end()
 
     def _note_change(self) -> None:
         if self._on_change is not None:
@@ -306,7 +331,7 @@ class ProcessEngine:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._sinks.end()
+        self._end()
         await self._host.close()
 
 

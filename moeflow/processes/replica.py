@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -29,6 +29,9 @@ from moeflow.processes.sinks import Sink
 from moeflow.processes.slowness import LEAST_S, SLOWER, LargestPass, SlowWatch
 from moeflow.processes.stats_sum import totals_of, with_totals
 from moeflow.scheduler.dispatch import EngineLoad
+
+if TYPE_CHECKING:
+    from moeflow.core.observation import Question, Sight
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +69,9 @@ class Mortal(Protocol):
 
     def stats(self) -> EngineStats:
         """Return its newest snapshot."""
+
+    async def ask(self, question: Question) -> Sight | None:
+        """Return its answer; None: there is none in time."""
 
     def submit(self, submission: Submission, sink: Sink) -> None:
         """Submit a request; `sink` gets its outputs as they arrive, or None if the engine ends before it."""
@@ -199,6 +205,12 @@ class Replica:
         engine = self._starting or self._engine
         host, activity = ("", "") if engine is None else (engine.host, engine.activity)
         return ReplicaStatus(self.state, stats, self.is_slow, host, activity)
+
+    async def ask(self, question: Question) -> Sight | None:
+        """Return its engine's answer; None: it has no engine now, or that does not answer."""
+        if self._engine is None or self._restarting is not None or self.end:
+            return None
+        return await self._engine.ask(question)
 
     @property
     def requests(self) -> Iterable[Continuation]:

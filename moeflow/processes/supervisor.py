@@ -43,6 +43,7 @@ from moeflow.processes.stats_sum import summed, totals_of, with_totals
 from moeflow.scheduler.dispatch import Dispatch
 
 if TYPE_CHECKING:
+    from moeflow.core.observation import Question, Sight
     from moeflow.processes.nodes.engine_places import EnginePlaces
 
 with on_demand(__name__):
@@ -267,6 +268,11 @@ class Supervisor:
     def replicas(self) -> list[ReplicaStatus]:
         """See `EngineClient.replicas`."""
         return [replica.status for replica in self._all]
+
+    async def look(self, question: Question) -> dict[int, Sight]:
+        """See `EngineClient.look`: all replicas get the question at the same time."""
+        sights = await asyncio.gather(*(replica.ask(question) for replica in self._all))
+        return {place: sight for place, sight in enumerate(sights) if sight is not None}
 
     def stats(self) -> EngineStats:
         """Return the newest combined snapshot of all replicas, with totals of removed ones and requests that wait."""

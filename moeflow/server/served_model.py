@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from moeflow.core.engine_messages import EngineStats, ModelInfo
 from moeflow.core.errors import MoeflowError
@@ -22,6 +22,9 @@ from moeflow.processes.stats_sum import totals_of, with_totals
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.admission import Admission
 from moeflow.server.guard.occupancy import Occupancy
+
+if TYPE_CHECKING:
+    from moeflow.core.observation import Question, Sight
 
 ModelStatus = Literal["unloaded", "loading", "ready", "restarting", "stalled", "failed"]
 
@@ -190,6 +193,10 @@ class ServedModel:
         """How each of its engines is; none while it is neither loaded nor begun."""
         clients = self.starting if self.generator is None else [self.generator.client]
         return [replica for client in clients for replica in client.replicas()]
+
+    async def look(self, question: Question) -> dict[int, Sight]:
+        """Return the answers of its engines; see `EngineClient.look`. None answers while it is not loaded."""
+        return {} if self.generator is None else await self.generator.client.look(question)
 
 
 def _read_file_facts(path: str) -> FileFacts | None:

@@ -17,6 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from moeflow.core.engine_messages import EngineStats, ModelInfo, Submission, TokenLogprobs, TokenOutput
 from moeflow.core.errors import EngineError
+from moeflow.core.observation import Question, Sight
 from moeflow.core.request import FinishReason
 from moeflow.engine.client import EngineState, ReplicaStatus
 from moeflow.text.chat_template_files import named_templates
@@ -119,6 +120,9 @@ class FakeEngine:
 
     def replicas(self) -> list[ReplicaStatus]:
         return [ReplicaStatus(self.state, self.stats())]
+
+    async def look(self, question: Question) -> dict[int, Sight]:
+        return {}
 
     async def shutdown(self, deadline_s: float) -> None:
         self.state = EngineState.GONE

@@ -15,6 +15,7 @@ from enum import Enum
 from moeflow.core.batch import Batch
 from moeflow.core.engine_messages import EngineStats, Submission, TokenOutput
 from moeflow.core.errors import EngineError
+from moeflow.core.observation import Question, Sight
 from moeflow.engine.client import EngineState
 from moeflow.processes.deaths import Death
 from moeflow.processes.sinks import Sink, Sinks
@@ -114,6 +115,9 @@ class MortalEngine:
 
     def stats(self) -> EngineStats:
         return self._stats
+
+    async def ask(self, question: Question) -> Sight | None:
+        return self._engine.look(question) if self.state is EngineState.READY and self._death is None else None
 
     def submit(self, submission: Submission, sink: Sink) -> None:
         assert self._death is None, "its socket is closed"

@@ -20,6 +20,7 @@ from moeflow.core.engine_messages import (
     TokenOutput,
 )
 from moeflow.core.errors import EngineError
+from moeflow.core.observation import Question, Sight
 from moeflow.core.request import FinishReason
 from moeflow.engine.client import EngineState, ReplicaStatus
 from moeflow.text.tokenizer import Tokenizer
@@ -54,6 +55,8 @@ class FakeClient:
         self.num_cached_tokens = 0
         self.drafts_per_pass = 0  # right ones; beside each there is a wrong one
         self.snapshot = EngineStats()
+        self.questions: list[Question] = []
+        self.sights: dict[int, Sight] = {}  # the answer to all questions
         self.replica_statuses: list[ReplicaStatus] = []  # empty: it is the only one
 
     def stats(self) -> EngineStats:
@@ -61,6 +64,10 @@ class FakeClient:
 
     def replicas(self) -> list[ReplicaStatus]:
         return self.replica_statuses or [ReplicaStatus(self.state, self.snapshot)]
+
+    async def look(self, question: Question) -> dict[int, Sight]:
+        self.questions.append(question)
+        return self.sights
 
     def die(self) -> None:
         self.state = EngineState.GONE

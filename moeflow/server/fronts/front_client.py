@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,6 +14,9 @@ from moeflow.core.errors import EngineError
 from moeflow.engine.client import EngineState, ReplicaStatus
 from moeflow.server.fronts.messages import Found, Link, Lost, Search, State, Stored, ToFront, Tokens
 from moeflow.server.response_store import History
+
+if TYPE_CHECKING:
+    from moeflow.core.observation import Question, Sight
 
 _AGAIN_S = 0.1  # a response that another front has just stored may still be on its way
 
@@ -35,6 +38,10 @@ class FrontClient:
     def replicas(self) -> list[ReplicaStatus]:
         """Return none: likewise."""
         return []
+
+    async def look(self, question: Question) -> dict[int, Sight]:
+        """Return no answer: likewise."""
+        return {}
 
     def take(self, message: Tokens | Lost | State) -> None:
         """Take a message of the server."""

@@ -1,0 +1,1 @@
+"""What an engine sees of its own passes while somebody looks."""
