@@ -57,12 +57,14 @@ export async function askJson(path, options) {
   return response.json();
 }
 
-/** Yield the chunks of one streamed answer. Leaving the loop early closes the connection. */
-export async function* streamCompletion(body, options) {
+/** Yield the chunks of one streamed answer. Leaving the loop early closes the connection. `onBegin(id)` gets the
+ *  request's id as soon as the answer begins. */
+export async function* streamCompletion(body, { onBegin, ...options }) {
   const response = await request("v1/chat/completions", {
     ...options,
     body: { ...body, stream: true, stream_options: { include_usage: true } },
   });
+  onBegin(response.headers.get("x-request-id"));
   for await (const data of serverSentEvents(response.body)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);

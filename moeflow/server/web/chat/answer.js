@@ -7,7 +7,8 @@ import { streamCompletion } from "../api.js";
 export async function fillAnswer(answer, body, { onChange, ...options }) {
   const stopwatch = new Stopwatch();
   const before = answer.measured; // of its beginning
-  for await (const chunk of streamCompletion(body, options)) {
+  const onBegin = (id) => (answer.requestId = id);
+  for await (const chunk of streamCompletion(body, { ...options, onBegin })) {
     const choice = chunk.choices?.[0];
     if (choice) take(answer, choice, stopwatch);
     if (chunk.usage) answer.usage = chunk.usage;

@@ -139,6 +139,7 @@ function newAnswer() {
     numLeftOut: 0, // turns from the beginning that the model did not see, as the context was full
     measured: null, // see answer.js
     usage: null, // the server's count of tokens
+    requestId: null, // the server's, of the last request for this answer
     passes: [], // their drafts, if requested: `token_trees` of the API
   };
 }
