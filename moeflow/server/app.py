@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from moeflow.engine.generator import Generator
-from moeflow.server.api import batches, files, lm_studio, models, replicas, status, tokenize
+from moeflow.server.api import batches, files, lm_studio, models, replicas, request_stories, status, tokenize
 from moeflow.server.api.chat import chat
 from moeflow.server.api.chat.chat_objects import ChatChunk
 from moeflow.server.api.completions import completions
@@ -85,7 +85,8 @@ def create_app(
     app = Application(title="moeflow", version="1", docs_url=None, redoc_url=None, responses=ERRORS)
     app.cors_origins = config.cors_origins
     service = app.state.service = Service(config, pool, conversations)
-    app.on_request_end = [service.metrics.requests.note, *([on_request_end] if on_request_end else [])]
+    noting = (service.metrics.requests.note, service.stories.end)
+    app.on_request_end = [*noting, *([on_request_end] if on_request_end else [])]
     jobs: Jobs | None = None
     app.state.jobs = jobs
     if generator is not None:
@@ -117,6 +118,7 @@ def create_app(
         batches,
         tokenize,
         status,
+        request_stories,
         replicas,
     ):
         app.include_router(part.router, dependencies=key_in_document)

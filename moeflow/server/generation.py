@@ -70,7 +70,7 @@ async def start_generation(
     except BaseException:
         ticket.close()
         raise
-    return Generation(served, streams, prompts, sampling.n, ticket, service)
+    return Generation(served, request_id, streams, prompts, sampling.n, ticket, service)
 
 
 def check_lengths(prompts: Sequence[Sequence[int]], max_model_len: int) -> None:
@@ -99,6 +99,7 @@ class Generation:
     def __init__(
         self,
         served: ServedModel,
+        request_id: str,
         streams: list[AsyncGenerator[TextDelta, None]],
         prompts: list[list[int]],
         n: int,
@@ -107,8 +108,13 @@ class Generation:
     ) -> None:
         self.generator = served.loaded
         self._served = served
+        self.request_id = request_id
         self.prompts = prompts
         self.n = n
+        self.num_sequences = len(prompts) * n
+        self.num_ahead = ticket.num_ahead
+        self.is_batch = ticket.is_batch
+        self.admitted_s = ticket.admitted_s
         self.num_prompt_tokens = sum(map(len, prompts))
         self.num_completion_tokens = 0
         self.num_cached_tokens = 0
@@ -119,6 +125,9 @@ class Generation:
         self.finish_reasons: list[str] = []  # each once
         self.begun_at_s: float | None = None  # handed to the engine, on the clock of time.monotonic
         self.last_token_at_s: float | None = None
+        self.ended_at_s: float | None = None  # the last sequence, on the same clock
+        self.slowest_gap_s: float | None = None  # between the tokens of two passes, of one sequence
+        self.slowest_gap_at: int | None = None  # completion tokens before it
         self._streams = streams
         self._ticket = ticket
         self._service = service
@@ -173,6 +182,7 @@ class Generation:
             raise
         finally:
             self._account_cut()
+            self.ended_at_s = self.ended_at_s or time.monotonic()
             self.close()
 
     def _require_engine(self) -> None:
@@ -195,14 +205,15 @@ class Generation:
                 self._first_token_s[choice] = now_s
                 if not self._ticket.is_batch:
                     self._metrics.time_to_first_token.observe(now_s - self._ticket.admitted_s)
-            elif not self._ticket.is_batch:
-                self._metrics.inter_token_latency.observe(now_s - self._last_token_s[choice])
+            else:
+                self._account_gap(now_s - self._last_token_s[choice])
             self._last_token_s[choice] = now_s
             self._num_tokens[choice] += len(delta.token_ids)
             self.num_completion_tokens += len(delta.token_ids)
             self.num_drafted_tokens += delta.num_drafted_tokens
             self.num_accepted_tokens += len(delta.token_ids) - 1
         if delta.finish_reason is not None:
+            self.ended_at_s = now_s if self._num_finished + 1 == self.num_sequences else None
             self._ticket.finish_one()
             if delta.finish_reason not in self.finish_reasons:
                 self.finish_reasons.append(delta.finish_reason)
@@ -212,6 +223,12 @@ class Generation:
                 mean_s = (now_s - self._first_token_s[choice]) / (self._num_tokens[choice] - 1)
                 self._metrics.time_per_output_token.observe(mean_s)
 
+    def _account_gap(self, gap_s: float) -> None:
+        if self.slowest_gap_s is None or gap_s > self.slowest_gap_s:
+            self.slowest_gap_s, self.slowest_gap_at = gap_s, self.num_completion_tokens
+        if not self._ticket.is_batch:
+            self._metrics.inter_token_latency.observe(gap_s)
+
     def _account_queue(self, queued_s: float | None) -> None:
         self.queued_s = queued_s if self.queued_s is None else self.queued_s
         if queued_s is not None and not self._ticket.is_batch:
@@ -219,7 +236,7 @@ class Generation:
 
     def _account_cut(self) -> None:
         """Count sequences that end now, before their own end."""
-        num_cut = len(self.prompts) * self.n - self._num_finished
+        num_cut = self.num_sequences - self._num_finished
         if num_cut:
             self._service.metrics.generation.finished.labels(self._served.name, FinishReason.CANCELLED).inc(num_cut)
 

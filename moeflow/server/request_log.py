@@ -49,12 +49,22 @@ class Failure(Protocol):
 class GeneratedWork(Protocol):
     """The generation of a request. Times are on the clock of time.monotonic."""
 
+    request_id: str  # of the answer's object
+    is_batch: bool  # a line of a batch job
+    num_sequences: int
+    num_ahead: int  # sequences that were not finished when it was admitted
     num_prompt_tokens: int
     num_completion_tokens: int
     num_cached_tokens: int
+    num_drafted_tokens: int
+    num_accepted_tokens: int
+    admitted_s: float
     queued_s: float | None  # in the engine's queue, until the first sequence's first pass
     begun_at_s: float | None  # when it was handed to the engine
     last_token_at_s: float | None
+    ended_at_s: float | None  # when the last sequence ended
+    slowest_gap_s: float | None  # between the tokens of two passes, of one sequence
+    slowest_gap_at: int | None  # completion tokens before it
 
     @property
     def model_name(self) -> str:

@@ -22,6 +22,7 @@ from moeflow.server.metrics import Metrics
 from moeflow.server.model_pool import ModelPool
 from moeflow.server.response_store import Conversations, OwnConversations, ResponseStore
 from moeflow.server.served_model import RETRY_AFTER_S, ServedModel
+from moeflow.server.stories.stories import Stories
 
 Status = Literal["loading", "ready", "restarting", "stalled", "draining", "failed"]
 
@@ -39,6 +40,7 @@ class Service:
         self.metrics = Metrics(self.models)
         self.keys = ApiKeys(config) if config.needs_key else None
         self.metrics.requests.show_keys(self.keys.names if self.keys else ())
+        self.stories = Stories()
         self.responses = ResponseStore()
         self.conversations = conversations or OwnConversations(self.responses)
         self.started_s = time.monotonic()

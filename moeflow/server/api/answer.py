@@ -22,6 +22,7 @@ from moeflow.server.generation import Generation
 from moeflow.server.guard.body import keep_reserved
 from moeflow.server.request_log import RequestRecord, record_of
 from moeflow.server.sse import EventStream, is_done_soon
+from moeflow.server.stories.stories import Stories
 from moeflow.text.output_text import TextDelta
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ async def respond(
 
     Raises: ClientDisconnected when the client has gone; ApiError, RequestError, ChatTemplateError, EngineError.
     """
-    starting = _noted(starting, record_of(request.scope))
+    starting = _noted(starting, record_of(request.scope), request.app.state.service.stories)
     if not is_streamed:
         return await while_connected(request.receive, gather(await starting))
     start = asyncio.create_task(starting)
@@ -89,10 +90,10 @@ async def respond(
     return EventStream(_events(request, start, dialect), partial(_end, start), dialect.ping, dialect.media_type)
 
 
-async def _noted(starting: Coroutine[Any, Any, Answer], record: RequestRecord) -> Answer:
+async def _noted(starting: Coroutine[Any, Any, Answer], record: RequestRecord, stories: Stories) -> Answer:
     """Start an answer, and have the request's record show its work."""
     answer = await starting
-    record.work = answer.generation
+    stories.begin(record, answer.generation)
     return answer
 
 

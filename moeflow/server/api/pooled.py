@@ -39,7 +39,7 @@ async def pool(
 
     request_id = f"{kind}-{uuid.uuid4().hex}"
     generation = await start_generation(service, served, request_id, prepare, len(inputs), pooling=pooling)
-    record_of(request.scope).work = generation
+    service.stories.begin(record_of(request.scope), generation)
     vectors = await while_connected(request.receive, _vectors(generation))
     return vectors, generation.num_prompt_tokens
 

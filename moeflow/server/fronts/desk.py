@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable
 from contextlib import aclosing
@@ -13,20 +14,25 @@ from moeflow.core.engine_messages import Cancellation, Submission, TokenOutput
 from moeflow.core.errors import EngineError
 from moeflow.engine.client import EngineClient
 from moeflow.server.fronts.messages import (
+    AskRunning,
     Attached,
     Counts,
     Found,
     FromFront,
     Link,
     Lost,
+    Running,
     Search,
     State,
     Stored,
     Tokens,
+    Told,
 )
 from moeflow.server.service import Service
+from moeflow.server.stories.story import Story
 
 logger = logging.getLogger(__name__)
+_ANSWER_S = 1.0  # a front that answers later hangs
 
 
 class Desk:
@@ -40,16 +46,20 @@ class Desk:
         self._on_work = on_work
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._outputs: list[TokenOutput] = []  # of this pass
+        self._numbers = itertools.count()
+        self._asked: dict[int, asyncio.Future[list[Story]]] = {}
         self._shown: State | None = None
         if service.loaded is not None:
             self.attach(service.loaded.client)
 
     async def serve(self) -> None:
         """Serve until the front is gone; its requests are then cancelled in the engines."""
+        leave = self._service.stories.ask_also(self._running)
         try:
             while (message := await self.link.receive()) is not None:
                 self._take(message)
         finally:
+            leave()
             tasks = list(self._tasks.values())
             for task in tasks:
                 task.cancel()
@@ -89,8 +99,26 @@ class Desk:
             self.link.send(found)
         elif isinstance(message, Counts):
             self._service.metrics.others.note(self._number, message.counts)
+        elif isinstance(message, Told):
+            self._service.stories.keep(message.story)
+        elif isinstance(message, Running):
+            if (asked := self._asked.get(message.number)) is not None and not asked.done():
+                asked.set_result(message.stories)
         else:
             self._on_work()
+
+    async def _running(self) -> list[Story]:
+        """Return the stories of what runs in the front; none if it does not answer soon."""
+        number = next(self._numbers)
+        self._asked[number] = asyncio.get_running_loop().create_future()
+        self.link.send(AskRunning(number))
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                return await self._asked[number]
+        except TimeoutError:
+            return []
+        finally:
+            del self._asked[number]
 
     async def _relay(self, submission: Submission) -> None:
         """Send what the engines bring for a request."""

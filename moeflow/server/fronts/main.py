@@ -21,7 +21,20 @@ from moeflow.kernels.on_demand import on_demand
 from moeflow.server.app import create_app
 from moeflow.server.fronts.forwarding import Forwarding
 from moeflow.server.fronts.front_client import FrontClient, FrontConversations
-from moeflow.server.fronts.messages import Attached, Counts, Drain, Found, Link, Settings, Started, Stop, ToFront
+from moeflow.server.fronts.messages import (
+    AskRunning,
+    Attached,
+    Counts,
+    Drain,
+    Found,
+    Link,
+    Running,
+    Settings,
+    Started,
+    Stop,
+    ToFront,
+    Told,
+)
 from moeflow.server.guard.occupancy import Occupancy
 from moeflow.server.http_server import HttpServer
 from moeflow.server.loading import load_tokenizer
@@ -54,6 +67,7 @@ class Front:
         on_request_end = None if self.tracer is None else self.tracer.trace
         app = create_app(None, config, on_request_end, pool=pool, conversations=self._conversations)
         self._service: Service = app.state.service
+        self._service.stories.hand_over(lambda story: link.send(Told(story)))
         self.http = HttpServer(
             app,
             max_connections=max_connections(raise_descriptor_limit()),
@@ -85,6 +99,8 @@ class Front:
             self._link.send(Started())
         elif isinstance(message, Found):
             self._conversations.take(message)
+        elif isinstance(message, AskRunning):
+            self._link.send(Running(message.number, self._service.stories.running()))
         elif isinstance(message, Drain):
             self._service.drain()
         elif self._client is not None and not isinstance(message, Settings | Stop):

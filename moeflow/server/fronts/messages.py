@@ -15,6 +15,7 @@ from moeflow.core.engine_messages import Cancellation, ModelInfo, Submission, To
 from moeflow.engine.client import EngineState
 from moeflow.server.config import ServerConfig
 from moeflow.server.metric_sums import Count
+from moeflow.server.stories.story import Story
 
 _LENGTH_BYTES = 4
 _BUFFER_BYTES = 1 << 20
@@ -92,14 +93,33 @@ class Search(msgspec.Struct, frozen=True, tag="search"):
     response_id: str
 
 
+class AskRunning(msgspec.Struct, frozen=True, tag="ask_running"):
+    """Ask for the stories of what runs in a front."""
+
+    number: int
+
+
+class Running(msgspec.Struct, frozen=True, tag="running"):
+    """The answer to `AskRunning`."""
+
+    number: int
+    stories: list[Story]
+
+
+class Told(msgspec.Struct, frozen=True, tag="told"):
+    """The story of a request that is over."""
+
+    story: Story
+
+
 class Counts(msgspec.Struct, frozen=True, tag="counts"):
     """All that a front has counted so far."""
 
     counts: list[Count]
 
 
-ToFront = Settings | Attached | Tokens | Lost | State | Found | Drain | Stop
-FromFront = Started | Submission | Cancellation | Stored | Search | Counts
+ToFront = Settings | Attached | Tokens | Lost | State | Found | AskRunning | Drain | Stop
+FromFront = Started | Submission | Cancellation | Stored | Search | Running | Told | Counts
 
 
 class Link(Generic[Received]):

@@ -45,15 +45,15 @@ class Admission:
                 "at once (--max-num-seqs plus --max-queue): send fewer, or several requests"
             )
         if is_batch:
-            return Ticket(self, 0, self._clock(), is_batch=True)
-        if self.num_unfinished + num_sequences > limit:
+            return Ticket(self, 0, self._clock(), self.num_unfinished, is_batch=True)
+        if (num_ahead := self.num_unfinished) + num_sequences > limit:
             wait_s = self._mean_duration_s * num_sequences / max_num_seqs
             raise QueueFullError(
-                f"Queue full ({self.num_unfinished}/{limit}); try again later",
+                f"Queue full ({num_ahead}/{limit}); try again later",
                 retry_after_s=min(max(wait_s, 1.0), _MAX_RETRY_AFTER_S),
             )
         self._occupancy.add(num_sequences)
-        return Ticket(self, num_sequences, self._clock())
+        return Ticket(self, num_sequences, self._clock(), num_ahead)
 
     def give_back(self, num_sequences: int) -> None:
         """So many sequences are finished."""
@@ -67,8 +67,11 @@ class Admission:
 class Ticket:
     """One request's share of the bound, given back sequence by sequence."""
 
-    def __init__(self, admission: Admission, num_sequences: int, admitted_s: float, *, is_batch: bool = False) -> None:
+    def __init__(
+        self, admission: Admission, num_sequences: int, admitted_s: float, num_ahead: int, *, is_batch: bool = False
+    ) -> None:
         self.admitted_s = admitted_s  # on the clock of time.monotonic
+        self.num_ahead = num_ahead  # sequences that were not finished then, without those of batch jobs
         self.is_batch = is_batch
         self._admission = admission
         self._num_left = num_sequences

@@ -58,4 +58,4 @@ def given_keys(headers: Headers) -> list[bytes]:
 
 def _is_guarded(path: str) -> bool:
     """Return whether the router may find an endpoint of the API there. It ignores a newline at the end of a path."""
-    return path.removesuffix("\n") in _GUARDED or path.startswith(API_PREFIXES)
+    return path.removesuffix("\n") in _GUARDED or path.startswith((*API_PREFIXES, "/stats/"))

@@ -30,6 +30,7 @@ from moeflow.server.errors import ApiError, as_api_error, from_pydantic
 from moeflow.server.jobs.journal import ResultJournal
 from moeflow.server.jobs.lines import BatchLine, parse_line, read_lines
 from moeflow.server.model_pool import ModelLoadError
+from moeflow.server.request_log import RequestRecord
 from moeflow.server.served_model import ServedModel
 from moeflow.server.service import Service
 
@@ -154,8 +155,7 @@ async def _answer_in_window(
 async def _answer(service: Service, line: BatchLine, model: str | None, journal: ResultJournal) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            answer = await start(service, line, model)
-            body = await gather(answer)
+            body = await _body(service, line, model, _request_id(line, journal))
         except Exception as error:  # whatever a request may raise concerns its line alone, unless the engine is gone
             refusal = from_pydantic(error) if isinstance(error, ValidationError) else as_api_error(error)
             _check_there(refusal)
@@ -168,6 +168,22 @@ async def _answer(service: Service, line: BatchLine, model: str | None, journal:
         else:
             journal.write_answer(line.custom_id, body["id"], body)
             return
+
+
+async def _body(service: Service, line: BatchLine, model: str | None, request_id: str) -> dict[str, Any]:
+    """Return the answer to a request, whose story is kept. Raises: as `start` and `gather`."""
+    record = RequestRecord(request_id, "POST", line.url)
+    answer = await start(service, line, model)
+    service.stories.begin(record, answer.generation)
+    try:
+        body = await gather(answer)
+        record.is_complete = True
+    except Exception as error:
+        record.error = as_api_error(error)
+        raise
+    finally:
+        service.stories.end(record)
+    return body
 
 
 async def start(service: Service, line: BatchLine, model: str | None = None) -> Answer:

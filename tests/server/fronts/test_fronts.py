@@ -172,6 +172,29 @@ def test_what_is_shared_is_the_same_at_both(server):
         assert result["response"]["body"]["choices"][0]["text"] == REPLY
 
 
+def test_the_server_has_the_stories_of_all_fronts(server):
+    with server.clients() as clients:
+        answers = [client.post("/v1/completions", json=STREAM | {"stream": False}) for client in clients]
+        ids = [answer.headers["x-request-id"] for answer in answers]
+        stories = [clients[1 - number].get(f"/stats/requests/{it}") for number, it in enumerate(ids)]
+        assert [story.json()["completion_tokens"] for story in stories] == [
+            answer.json()["usage"]["completion_tokens"] for answer in answers
+        ]
+
+        def running() -> list[str]:
+            found = clients[0].get("/stats/requests?state=running").raise_for_status().json()["requests"]
+            return [story["id"] for story in found]
+
+        server.engine.pause_after = 1
+        with clients[1].stream("POST", "/v1/completions", json=STREAM) as stream:
+            assert running() == [stream.headers["x-request-id"]]
+            server.engine.pause_after = None
+            text_of(stream.iter_lines())
+        assert eventually(lambda: running() == [], PATIENCE_S)
+        (newest, *_) = clients[0].get("/stats/requests").json()["requests"]
+        assert (newest["id"], newest["key"], newest["state"]) == (stream.headers["x-request-id"], "free", "done")
+
+
 def test_the_queue_has_one_bound(server):
     server.engine.pause_after = 1
     with server.clients() as (one, other), contextlib.ExitStack() as stack:

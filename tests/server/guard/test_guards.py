@@ -28,7 +28,8 @@ async def test_every_endpoint_but_probes_asks_for_the_key(make_app):
     assert len(routes) >= 9
     async with connect(app) as http:
         for method, path in routes:
-            response = await http.request(method, path.format(name="x", file_id="x", batch_id="x", response_id="x"))
+            ids = dict.fromkeys(("name", "file_id", "batch_id", "response_id", "request_id"), "x")
+            response = await http.request(method, path.format(**ids))
             assert (response.status_code == 401) == (path not in OPEN), path
             if path not in OPEN:
                 assert response.headers["www-authenticate"] == "Bearer"

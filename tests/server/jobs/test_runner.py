@@ -64,6 +64,19 @@ async def test_responses_are_answered_and_counted(service, engine, tmp_path):
     assert totals.cached_tokens == 6
 
 
+async def test_each_line_has_its_story(service, engine, tmp_path):
+    engine.fail_after = 3
+    await run(service, tmp_path, completion_line("a", max_tokens=3), completion_line("b", max_tokens=4))
+    (answer,), (error,) = (read_lines(tmp_path / name) for name in ("out.jsonl", "err.jsonl"))
+    ids = [line["response"]["request_id"] for line in (answer, error)]
+    told = await service.stories.all()
+    done, failed = (next(story for story in told if story.is_named(it)) for it in ids)
+    assert (done.state, done.is_batch, done.endpoint) == ("done", True, "/v1/completions")
+    assert done.completion_tokens == answer["response"]["body"]["usage"]["completion_tokens"] == 3
+    assert (failed.state, failed.error) == ("failed", "out of memory")
+    assert service.stories.running() == []
+
+
 async def test_a_wrong_request_is_an_error_of_its_line(service, tmp_path):
     lines = (
         chat_line("good"),

@@ -1,0 +1,67 @@
+"""`/stats/requests`: what became of the last requests, each with where its time went and why."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BaseModel, create_model
+
+from moeflow.server.errors import ApiError
+from moeflow.server.request_log import record_of
+from moeflow.server.service import Service, get_service
+from moeflow.server.stories.access import listed, visible
+from moeflow.server.stories.phases import Phase
+from moeflow.server.stories.reasons import Reason, slow_because
+from moeflow.server.stories.stories import MAX_STORIES
+from moeflow.server.stories.story import Story
+
+router = APIRouter(tags=["status"])
+
+
+def _fields(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return a struct's fields as pydantic's, so that the document names them all."""
+    return {field.name: (field.type, ...) for field in msgspec.structs.fields(struct)}
+
+
+PhaseFacts: Any = create_model("PhaseFacts", **_fields(Phase))
+ReasonFacts: Any = create_model("ReasonFacts", **_fields(Reason))
+StoryFacts: Any = create_model("StoryFacts", **_fields(Story) | {"phases": (list[PhaseFacts], ...)})
+StoryResponse: Any = create_model("StoryResponse", __base__=StoryFacts, slow_because=(list[ReasonFacts], ...))
+
+
+class StoriesResponse(BaseModel):
+    """The last requests; the one that came last is the first."""
+
+    requests: list[StoryFacts]
+
+
+@router.get("/stats/requests", response_model=StoriesResponse)
+async def list_stories(
+    request: Request,
+    service: Annotated[Service, Depends(get_service)],
+    state: Annotated[Literal["running", "done", "stopped", "failed"] | None, Query()] = None,
+    model: Annotated[str | None, Query(description="Name of the model; default: all.")] = None,
+) -> Any:
+    """Return what is known of the running requests and of the last 200 others."""
+    name = None if model is None else service.models.find(model).name
+    stories = listed(service, record_of(request.scope), await service.stories.all())
+    chosen = [it for it in stories if state in (None, it.state) and name in (None, it.model)]
+    return {"requests": msgspec.to_builtins(chosen)}
+
+
+@router.get("/stats/requests/{request_id:path}", response_model=StoryResponse)
+async def get_story(request_id: str, request: Request, service: Annotated[Service, Depends(get_service)]) -> Any:
+    """Return the story of one request, by the id in its answer's header `x-request-id`, or by that of its object."""
+    story = await _find(service, request, request_id)
+    return {**msgspec.to_builtins(story), "slow_because": msgspec.to_builtins(slow_because(story))}
+
+
+async def _find(service: Service, request: Request, request_id: str) -> Story:
+    """Return the newest story with this id. Raises: ApiError 404."""
+    for story in visible(service, record_of(request.scope), await service.stories.all()):
+        if story.is_named(request_id):
+            return story
+    message = f"None of the running requests and the last {MAX_STORIES} others that you may see has this id"
+    raise ApiError(404, "request_not_found", message)

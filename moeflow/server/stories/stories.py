@@ -1,0 +1,57 @@
+"""The stories of the last requests, and of those under way: those of this process, and of others that answer for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from moeflow.server.request_log import GeneratedWork, RequestRecord
+from moeflow.server.stories.story import Story, story_of
+
+MAX_STORIES: Final = 200  # of finished requests
+RunningElsewhere = Callable[[], Awaitable[list[Story]]]
+
+
+class Stories:
+    """Keeps the last stories. To keep one costs a request about 10 µs, and its tokens nothing."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, RequestRecord] = {}  # by identity: clients may send one id again and again
+        self._finished: deque[Story] = deque(maxlen=MAX_STORIES)  # in the order of their ends
+        self._on_end: Callable[[Story], None] = self._finished.append
+        self._elsewhere: list[RunningElsewhere] = []
+
+    def hand_over(self, on_end: Callable[[Story], None]) -> None:
+        """Give finished stories to another process, and keep none."""
+        self._on_end = on_end
+
+    def begin(self, record: RequestRecord, work: GeneratedWork) -> None:
+        """Note that a request has begun its work; `end` must follow."""
+        record.work = work
+        self._running[id(record)] = record
+
+    def end(self, record: RequestRecord) -> None:
+        """Keep the story of a request that is over, if it has one."""
+        if self._running.pop(id(record), None) is not None:
+            self._on_end(story_of(record, is_over=True))
+
+    def keep(self, story: Story) -> None:
+        """Keep a story that another process tells."""
+        self._finished.append(story)
+
+    def ask_also(self, running: RunningElsewhere) -> Callable[[], None]:
+        """Have another process tell what runs there. Return what to call when it is gone."""
+        self._elsewhere.append(running)
+        return lambda: self._elsewhere.remove(running)
+
+    def running(self) -> list[Story]:
+        """Return the stories so far of what runs in this process."""
+        return [story_of(record, is_over=False) for record in self._running.values()]
+
+    async def all(self) -> list[Story]:
+        """Return what runs and what is kept; the request that came last is the first."""
+        elsewhere = await asyncio.gather(*(running() for running in self._elsewhere))
+        stories = [*self.running(), *self._finished]
+        return sorted(sum(elsewhere, stories), key=lambda story: story.started_at, reverse=True)
