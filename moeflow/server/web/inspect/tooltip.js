@@ -1,0 +1,39 @@
+// A few lines of text beside the pointer, or beside what the keyboard has reached.
+
+import { setStyles } from "./canvas.js";
+
+const GAP_PX = 12;
+
+export class Tooltip {
+  constructor() {
+    this.element = document.createElement("div");
+    this.element.className = "tooltip";
+    this.element.setAttribute("aria-hidden", "true"); // screen readers are told by `announce` or by names
+    this.element.hidden = true;
+  }
+
+  /** Show lines of text beside a point of the window, in CSS pixels, within the element that holds `near`. */
+  show(lines, { x, y }, near) {
+    const holder = near.closest("dialog") ?? document.body; // only there is it above all else
+    if (this.element.parentElement !== holder) holder.append(this.element);
+    this.element.replaceChildren(...lines.map(line));
+    this.element.hidden = false;
+    const { width, height } = this.element.getBoundingClientRect();
+    const isLeft = x + GAP_PX + width > innerWidth;
+    const isAbove = y + GAP_PX + height > innerHeight;
+    setStyles(this.element, {
+      left: `${Math.max(0, isLeft ? x - GAP_PX - width : x + GAP_PX)}px`,
+      top: `${Math.max(0, isAbove ? y - GAP_PX - height : y + GAP_PX)}px`,
+    });
+  }
+
+  hide() {
+    this.element.hidden = true;
+  }
+}
+
+function line(text) {
+  const element = document.createElement("div");
+  element.textContent = text;
+  return element;
+}
