@@ -1,6 +1,5 @@
 // Shows the server's state: a notice of problems, the model and its facts, the row of live numbers.
 
-import { expertFacts } from "./experts.js";
 import { contextTitle, drawExperts, listFacts, liveNumbers, modelFacts, modelLine, rankFacts, replicaFacts, welcomeText } from "./facts.js";
 import { setText } from "./set_text.js";
 
@@ -12,7 +11,6 @@ export class ServerView {
   constructor(server, { hasKey, lastAnswer }) {
     Object.assign(this, { server, hasKey, lastAnswer });
     this.shownModel = null; // which one, and when it was loaded
-    this.statsBefore = null; // the reading of /stats before the newest
     this.statsShown = null;
   }
 
@@ -67,9 +65,8 @@ export class ServerView {
     for (const [name, text] of Object.entries(liveNumbers(stats, answer))) setText(at(`number-${name}`), text);
     at("number-context").title = contextTitle(stats?.model, answer?.usage);
     if (stats === this.statsShown) return;
-    [this.statsBefore, this.statsShown] = [this.statsShown, stats];
-    // Experts that come from disk, several engines side by side, processes that share the model: only where there are.
-    showSection("experts", "expert-facts", expertFacts(stats, this.statsBefore));
+    this.statsShown = stats;
+    // Several engines side by side, processes that share the model: only where there are.
     showSection("replicas", "replica-facts", replicaFacts(stats));
     showSection("ranks", "rank-facts", rankFacts(stats));
   }

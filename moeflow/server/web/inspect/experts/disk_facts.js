@@ -1,6 +1,6 @@
 // What became of experts that come from disk: the rows of their facts, live.
 
-import { NONE } from "./facts.js";
+import { NONE } from "../../facts.js";
 
 const GIB = 2 ** 30;
 const MIB = 2 ** 20;

@@ -1,0 +1,54 @@
+// The looks of the map: tokens relative to even routing, or where experts lie.
+
+import { colours, isDark } from "../canvas.js";
+import { tr } from "../../translate.js";
+import { count, percent, ratio } from "./format.js";
+import { heat, ON_AREA, onHeat } from "./palette.js";
+import { letterOf, paintTier, tierName } from "./tiers.js";
+
+/** A description of each cell, for both looks. `seen` is the server's answer, `range` its counts that are shown. */
+export function describer({ seen, range, relative }) {
+  const { layers, top_k: topK, tiers, residency, hits, misses } = seen;
+  return (row, column) => {
+    const tokens = range.counts[row]?.[column];
+    const lines = [tr("Layer {layer}, expert {expert}", { layer: layers[row], expert: column })];
+    if (tokens !== undefined && range.tokens) {
+      lines.push(tr("{tokens} tokens, {share} of them all", { tokens: count(tokens), share: percent(tokens / range.tokens) }));
+      lines.push(tr("{ratio} times even routing ({even})", { ratio: ratio(relative[row][column]), even: percent(topK / seen.num_experts) }));
+    }
+    if (residency[row]) lines.push(tr("In: {tier}", { tier: tierName(tiers[residency[row][column]]) }));
+    if (hits && misses) lines.push(tr("{hits} hits, {misses} misses", { hits: count(hits[row][column]), misses: count(misses[row][column]) }));
+    return lines;
+  };
+}
+
+/** Cells by tokens, on a scale from 0 to `top` times even routing. */
+export function tokensLook(canvas, { range, relative, top, describe }) {
+  const dark = isDark(canvas);
+  const { line, edge, muted } = colours(canvas, "line", "edge", "muted");
+  const isIdle = (row, column) => !range.counts[row]?.[column];
+  return {
+    describe,
+    text: (row, column) =>
+      isIdle(row, column)
+        ? { text: "0", colour: muted }
+        : { text: ratio(relative[row][column]), colour: onHeat(relative[row][column] / top, dark) },
+    fill(pen, row, column, { left, top: y, width, height }) {
+      pen.fillStyle = isIdle(row, column) ? line : heat(relative[row][column] / top, dark);
+      pen.fillRect(left, y, width, height);
+      if (!isIdle(row, column) || width < 4) return;
+      pen.fillStyle = edge; // idle ones differ not by colour alone
+      pen.fillRect(left + 1, y + height - 2, width - 2, 1);
+    },
+  };
+}
+
+/** Cells by the place where the expert lies. */
+export function tiersLook({ seen: { tiers, residency }, describe }) {
+  const tierOf = (row, column) => tiers[residency[row]?.[column]];
+  return {
+    describe,
+    text: (row, column) => ({ text: letterOf(tierOf(row, column)), colour: ON_AREA }),
+    fill: (pen, row, column, box) => paintTier(pen, tierOf(row, column), box),
+  };
+}

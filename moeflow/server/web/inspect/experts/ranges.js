@@ -1,0 +1,48 @@
+// Over which tokens the experts are counted.
+
+import { tr } from "../../translate.js";
+import { addCounts } from "./counts.js";
+import { numTokens } from "./samples.js";
+
+export const RANGES = [
+  ["last_minute", "Last minute"],
+  ["last_pass", "Last pass"],
+  ["conversation", "This conversation"],
+  ["total", "Since counting began"],
+];
+
+/** Counts of the answers of the open conversation, kept once they are complete. */
+export class ConversationCounts {
+  constructor(ask, chat) {
+    Object.assign(this, { ask, chat });
+    this.known = new Map(); // from a request's id to the counts of a complete answer, null: the server has none
+  }
+
+  /** Returns { tokens, counts, note }: `note` tells of answers that are not counted. */
+  async read(topK, signal) {
+    const answers = this.chat.turns.map(({ answer }) => answer).filter((answer) => answer?.requestId);
+    const found = [];
+    for (const answer of answers) found.push(await this.countsOf(answer, signal));
+    const counted = found.filter((counts) => counts?.length);
+    const counts = addCounts(counted);
+    return { counts, tokens: numTokens(counts, topK), note: noteOf(answers.length, counted.length) };
+  }
+
+  async countsOf({ requestId, state }, signal) {
+    if (this.known.has(requestId)) return this.known.get(requestId);
+    let counts = null;
+    try {
+      ({ counts } = await this.ask(`stats/requests/${encodeURIComponent(requestId)}`, { signal }));
+    } catch (error) {
+      if (error.status !== 404) throw error;
+    }
+    if (state !== "running") this.known.set(requestId, counts);
+    return counts;
+  }
+}
+
+function noteOf(numAnswers, numCounted) {
+  if (!numAnswers) return tr("This conversation has no answers yet.");
+  if (numCounted === numAnswers) return "";
+  return tr("{counted} of {all} answers are counted: the server keeps its last 200 requests.", { counted: numCounted, all: numAnswers });
+}

@@ -1,0 +1,47 @@
+// Where experts lie: names, colours, letters and patterns of the tiers that the server names.
+
+import { tr } from "../../translate.js";
+
+const TIERS = {
+  gpu: { name: "GPU", letter: "G", colour: "#ee8866" },
+  ram: { name: "main memory", letter: "R", colour: "#77aadd" },
+  slot: { name: "a slot of main memory", letter: "S", colour: "#44bb99" },
+  disk: { name: "disk", letter: "D", colour: "#dddddd" },
+  "other machine": { name: "another machine", letter: "M", colour: "#eedd88" },
+};
+const MARK = "#111111";
+const LEAST_PX = 6; // of a cell with a pattern
+
+export const tierName = (tier) => tr(TIERS[tier].name);
+
+export const letterOf = (tier) => TIERS[tier].letter;
+
+export const tierColour = (tier) => TIERS[tier].colour;
+
+/** Fill a box. Patterns tell tiers apart without colours, where there is room for them but none for letters. */
+export function paintTier(pen, tier, { left, top, width, height }) {
+  pen.fillStyle = TIERS[tier].colour;
+  pen.fillRect(left, top, width, height);
+  if (width < LEAST_PX || height < LEAST_PX || width >= 26) return;
+  pen.fillStyle = pen.strokeStyle = MARK;
+  const [x, y] = [left + width / 2, top + height / 2];
+  if (tier === "gpu") pen.fillRect(x - 1.5, y - 1.5, 3, 3);
+  else if (tier === "slot") pen.fillRect(left, y - 0.5, width, 1);
+  else if (tier === "disk") diagonal(pen, left, top, width, height);
+  else if (tier === "other machine") pen.fillRect(x - 0.5, top, 1, height);
+}
+
+function diagonal(pen, left, top, width, height) {
+  pen.lineWidth = 1;
+  pen.beginPath();
+  pen.moveTo(left, top + height);
+  pen.lineTo(left + width, top);
+  pen.stroke();
+}
+
+/** How many experts lie in each tier: [[tier, count], …] of those that hold any. */
+export function tierTotals({ tiers, residency }) {
+  const totals = tiers.map(() => 0);
+  for (const tier of residency.flat()) totals[tier] += 1;
+  return tiers.map((tier, i) => [tier, totals[i]]).filter(([, total]) => total);
+}
