@@ -1,6 +1,7 @@
 """Questions about an engine's passes, and its answers: plain data, as all that goes in and out of an engine.
 
 A question also makes the engine observe its passes for the next `LEASE_S`. Without questions it observes nothing.
+Arrays are bytes, little-endian, in the order of C. L are the layers with routers, E experts, K chosen ones of a token.
 """
 
 from __future__ import annotations
@@ -10,13 +11,37 @@ from typing import Final
 import msgspec
 
 LEASE_S: Final = 60.0  # an engine observes so long after a question
+NOT_COMPUTED: Final = 65535  # in place of the number of an expert
+# Memories that may have an expert, the fastest first; answers have their places here.
+TIERS: Final = ("gpu", "ram", "slot", "disk", "other machine")
 
 
 class Watch(msgspec.Struct, frozen=True, tag="watch"):
     """Asks for nothing: it only makes the engine observe."""
 
 
-Question = Watch
+class ExpertQuestion(msgspec.Struct, frozen=True, tag="experts"):
+    """Asks how many tokens each expert got, and where it is."""
+
+
+class RequestQuestion(msgspec.Struct, frozen=True, tag="request"):
+    """Asks for the passes and experts of one request."""
+
+    request_id: str  # of the HTTP request, or of one of its sequences
+
+
+class TokenQuestion(msgspec.Struct, frozen=True, tag="tokens"):
+    """Asks for the experts of each token of one request."""
+
+    request_id: str  # as of `RequestQuestion`
+
+
+Question = (
+    Watch
+    | ExpertQuestion
+    | RequestQuestion
+    | TokenQuestion
+)  # fmt: skip
 
 
 class Watching(msgspec.Struct, frozen=True, tag="watching"):
@@ -25,4 +50,96 @@ class Watching(msgspec.Struct, frozen=True, tag="watching"):
     observed_s: float  # since the engine began to observe
 
 
-Sight = Watching
+class RoutedTokens(msgspec.Struct, frozen=True):
+    """How many tokens each expert got in some passes.
+
+    A layer's counts add up to its tokens times `top_k`.
+    """
+
+    tokens: int  # in the passes, drafted ones included
+    tokens_of_layers: list[int]  # that each layer got: all, except in an encoder-decoder
+    counts: bytes  # [L, E] int64
+
+
+class ExpertSight(msgspec.Struct, frozen=True, tag="experts", kw_only=True):
+    """The answer to `ExpertQuestion`, of the layers whose routers this engine's process sees."""
+
+    layers: list[int]  # numbers of the layers with routers, in the order of all arrays; an encoder's come first
+    num_encoder_layers: int  # of these
+    num_experts: int
+    top_k: int  # that a token's router chooses
+    counted_s: float  # since counting began
+    num_passes: int  # counted
+    total: RoutedTokens  # since counting began
+    last_pass: RoutedTokens
+    last_minute: RoutedTokens
+    load_bounds: list[float]  # upper bounds of the loads counted in `loads`, but for the last, which has none
+    loads: list[int]  # tokens of an expert over the layer's mean; of passes with a mean of a token or more
+    residency: bytes  # [L, E] uint8: a place in `TIERS`
+    hits: bytes = b""  # [L, E] int64: an expert was there when a pass needed it; empty: there is no cache
+    misses: bytes = b""  # likewise: it was not there, or on its way
+    read_bytes: int  # of experts, from disk, since counting began
+    stall_s: float  # that passes waited for them
+    not_counted: str  # what is missing, and why; empty: nothing is
+
+
+class PassSight(msgspec.Struct, frozen=True, array_like=True):
+    """One pass, as one sequence had a part in it."""
+
+    start_s: float  # since the sequence was submitted
+    duration_s: float
+    num_tokens: int  # of the sequence, without drafted ones
+    num_pass_tokens: int  # of all sequences, with drafted ones
+    is_prompt: bool  # whether prompt tokens were among its tokens
+    num_drafted: int
+    num_accepted: int  # of the drafted ones
+    stall_s: float  # that the pass waited for experts
+    read_bytes: int  # of experts, meanwhile
+
+
+class SequenceSight(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence of a request, as far as it has been observed."""
+
+    sequence_id: str
+    is_running: bool
+    num_prompt_tokens: int
+    num_cached_tokens: int  # found in the prefix tree
+    num_output_tokens: int
+    queued_s: float  # waited before its first pass
+    passes: list[PassSight]
+    counts: bytes  # [L, E] int64: its tokens that each expert got, drafted ones included
+
+
+class RequestSight(msgspec.Struct, frozen=True, tag="request", kw_only=True):
+    """The answer to `RequestQuestion`."""
+
+    layers: list[int]  # as in `ExpertSight`
+    num_experts: int
+    sequences: list[SequenceSight]  # empty: this engine has not observed such a request, or has forgotten it
+
+
+class TokenSequence(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens of one sequence."""
+
+    sequence_id: str
+    num_prompt_tokens: int
+    token_ids: list[int]  # prompt and output: P tokens
+    # [P, L, K] uint16, `NOT_COMPUTED` where a token was not computed while the engine observed. Empty: forgotten.
+    experts: bytes
+
+
+class TokenSight(msgspec.Struct, frozen=True, tag="tokens", kw_only=True):
+    """The answer to `TokenQuestion`."""
+
+    layers: list[int]  # as in `ExpertSight`
+    num_experts: int
+    top_k: int
+    sequences: list[TokenSequence]
+
+
+Sight = (
+    Watching
+    | ExpertSight
+    | RequestSight
+    | TokenSight
+)  # fmt: skip

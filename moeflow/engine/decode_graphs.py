@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -35,6 +35,7 @@ from moeflow.kernels.triton import attention_tiles, launching
 from moeflow.kv.storage import KVStorage
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
+from moeflow.models.layers.packed_layers import OnChoices
 from moeflow.models.pass_input import PassInput
 
 logger = logging.getLogger(__name__)
@@ -142,10 +143,14 @@ class GraphRecorder:
 
 
 class _DecodePass(msgspec.Struct, frozen=True):
-    """A decode pass of a fixed number of sequences: its graph, and where it leaves the hidden states, [S, H]."""
+    """A decode pass of a fixed number of sequences: its graph, and where it leaves the hidden states, [S, H].
+
+    Without the references to routers' choices a graph would use their memory again.
+    """
 
     graph: Graph
     hidden: Tensor
+    choices: list[Tensor]  # of each router, [S, K] int64; a replay writes there, too
 
 
 class GraphForward:
@@ -163,6 +168,8 @@ class GraphForward:
         self._model, self._kv, self._device, self._steps = model, kv, device, steps
         self._max_blocks = -(-scheduler.max_model_len // kv.block_size)  # of a sequence
         self._passes: dict[int, _DecodePass] = {}
+        # Receives the choices of all routers after a replay, [layers with routers, T, K]; may change between passes.
+        self.on_choices: OnChoices | None = None
         self._sizes = captured_sizes(scheduler.max_num_seqs)
         num_bytes = len(pinned_bytes(self._largest_arrays(self._sizes[-1]), torch.device("cpu")))
         self._inputs = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
@@ -181,8 +188,11 @@ class GraphForward:
             hidden = self._model(*given.tensors(self._kv, self._device))
         else:
             self._write_inputs(given, size)
-            self._passes[size].graph.replay()
-            hidden = self._passes[size].hidden[: len(given.starts)]
+            replayed, number = self._passes[size], len(given.starts)
+            replayed.graph.replay()
+            hidden = replayed.hidden[:number]
+            if self.on_choices is not None and replayed.choices:
+                self.on_choices(torch.stack(replayed.choices)[:, :number])
         return (rows_of(hidden, rows) for rows in given.row_groups())
 
     def close(self) -> None:
@@ -195,8 +205,11 @@ class GraphForward:
         problem = ""  # not the error itself: it refers to the tensors of its pass
         for size in reversed(self._sizes):
             self._write_inputs(_PADDING, size)
+            choices: list[Tensor] = []
             try:
-                self._passes[size] = _DecodePass(*self._recorder.capture(partial(self._run_static, size)))
+                with self._kept(choices):
+                    graph, hidden = self._recorder.capture(partial(self._run_static, size, choices))
+                self._passes[size] = _DecodePass(graph, hidden, choices)
             except RuntimeError as error:
                 problem = _NO_MEMORY if is_out_of_memory(error) else str(error)
                 if problem is not _NO_MEMORY:
@@ -206,6 +219,18 @@ class GraphForward:
         if largest < self._sizes[-1]:
             which = f"decode passes of more than {largest} requests" if largest else "decode passes"
             logger.warning("%s run without CUDA graphs, which is slower: %s", which, problem)
+
+    @contextmanager
+    def _kept(self, choices: list[Tensor]) -> Iterator[None]:
+        """Have routers append their choices to a list in the block."""
+        blocks = [block for _, block in self._model.moe_blocks()]
+        for block in blocks:
+            block.on_route = lambda topk_ids, hidden: choices.append(topk_ids)
+        try:
+            yield
+        finally:
+            for block in blocks:
+                block.on_route = None
 
     def _size_for(self, given: PassInput) -> int | None:
         """Return the captured size that holds a pass; None: it is no decode pass, or is too large."""
@@ -256,8 +281,9 @@ class GraphForward:
         """Return the same arrays of the longest sequences, but for their numbers."""
         return [*self._arrays(_PADDING, size)[:-1], np.zeros(size * self._max_blocks, np.int32)]
 
-    def _run_static(self, size: int) -> Tensor:
-        """Compute the pass whose inputs are in the buffer."""
+    def _run_static(self, size: int, choices: list[Tensor]) -> Tensor:
+        """Compute the pass whose inputs are in the buffer; `choices` has those of this run alone."""
+        choices.clear()
         block_size = self._kv.block_size
         token_ids, positions, slots, *states, table, blocks = views(self._inputs, self._largest_arrays(size))
         device_table = DeviceTable(table, blocks, None, 1, block_size)

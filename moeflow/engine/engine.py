@@ -263,18 +263,25 @@ class Engine:
             self._on_pass(batch)
         started_s = self._clock()
         _note_begin(batch, started_s)
+        if self._observer is not None:
+            self._observer.begin_pass()
         try:
             result = self._runner.run(batch)
         except GroupError:  # a rank is gone, and with it a part of the model: nothing can be computed any more
             raise
         except Exception as error:  # whatever else a kernel may raise concerns this pass alone
+            if self._observer is not None:
+                self._observer.drop_pass()
             return self._fail(batch, error)
-        return self._complete(batch, result, self._clock() - started_s)
+        elapsed_s = self._clock() - started_s
+        if self._observer is not None:
+            self._observer.end_pass(batch, result.sampled, started_s, elapsed_s)
+        return self._complete(batch, result, elapsed_s)
 
     def look(self, question: Question) -> Sight:
         """Answer a question about the passes, and observe them for a time. Not during a `step`."""
         if self._observer is None:
-            self._observer = observer.Observer(self._clock)
+            self._observer = observer.Observer(self._runner.observed())
         return self._observer.answer(question)
 
     def _end_observing(self) -> None:

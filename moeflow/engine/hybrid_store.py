@@ -24,7 +24,7 @@ class HybridStore:
 
         Raises: CapacityError if the GPU lacks memory; ConfigError; StorageError if an expert cannot be read.
         """
-        self._disk = disk
+        self.disk = disk  # None: main memory has all experts
         self.pool = HybridPool(layers, _most_rows(config.scheduler, layers.config.stream_tokens), top_k)
         self._leave_to_gpu()
         if disk is not None:
@@ -33,36 +33,36 @@ class HybridStore:
     @property
     def stall_s(self) -> float:
         """Seconds that passes have waited for a disk."""
-        return 0.0 if self._disk is None else self._disk.stall_s
+        return 0.0 if self.disk is None else self.disk.stall_s
 
     def expect(self, request: Request) -> None:
         """Receive a request of a later pass, which changes nothing."""
 
     def begin_pass(self, batch: Batch) -> None:
         """Begin a pass. Blocks: while experts that move are read. Raises: StorageError if one cannot be read."""
-        if self._disk is not None:
-            self._disk.begin_pass(batch)
+        if self.disk is not None:
+            self.disk.begin_pass(batch)
         self.pool.begin_pass(batch.num_tokens)
         self._leave_to_gpu()
 
     def end_pass(self, num_tokens: int) -> None:
         """End a pass without an error."""
         self.pool.end_pass()
-        if self._disk is not None:
-            self._disk.end_pass(num_tokens)
+        if self.disk is not None:
+            self.disk.end_pass(num_tokens)
 
     def drop_pass(self) -> None:
         """End a failed pass. Blocks: until the GPU is idle."""
         self.pool.drop_pass()
-        if self._disk is not None:
-            self._disk.drop_pass()
+        if self.disk is not None:
+            self.disk.drop_pass()
 
     def stats(self) -> ExpertStats:
         """Return the counters as they are now."""
         now = self.pool.counters()
         in_memory = ExpertStats(expert_hits_total=now.num_cpu_hits, experts_in_slots=self.pool.is_on_gpu.size)
         return msgspec.structs.replace(
-            in_memory if self._disk is None else self._disk.stats(),
+            in_memory if self.disk is None else self.disk.stats(),
             experts_on_gpu=self.pool.num_slots,
             gpu_hits_total=now.num_gpu_hits,
             gpu_pairs_total=now.num_gpu_pairs,
@@ -76,14 +76,14 @@ class HybridStore:
     def close(self) -> None:
         """Let main memory go that the GPU copies from, and end reading threads."""
         with ExitStack() as closing:
-            if self._disk is not None:
-                closing.callback(self._disk.close)
+            if self.disk is not None:
+                closing.callback(self.disk.close)
             self.pool.close()
 
     def _leave_to_gpu(self) -> None:
         """Free the slots in main memory of the GPU's experts."""
-        if self._disk is not None:
-            self._disk.cache.leave(self.pool.is_on_gpu.ravel())
+        if self.disk is not None:
+            self.disk.cache.leave(self.pool.is_on_gpu.ravel())
 
 
 def _most_rows(scheduler: SchedulerConfig, stream_tokens: int) -> int:

@@ -31,6 +31,7 @@ from moeflow.pipeline.runtime.trace import Label, Trace
 if TYPE_CHECKING:
     from moeflow.engine import hybrid_store
     from moeflow.engine.lossy_routing import LossyRouting
+    from moeflow.engine.observing.observed_model import ObservedModel
     from moeflow.engine.offload import offloaded_model
     from moeflow.engine.ranks.rank_upkeep import RankUpkeep
     from moeflow.engine.ranks.ranks import Ranks
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 with on_demand(__name__):
     from moeflow.engine import expert_store, logprobs, memory_limiter, pass_memory
+    from moeflow.engine.observing import observed_model, residency
     from moeflow.models.layers import encoder_decoder
     from moeflow.pipeline.runtime import dot, perfetto, traced_tasks
 
@@ -118,6 +120,9 @@ class Runner(Protocol):
     def expert_stats(self) -> ExpertStats:
         """Return what became of experts that come from disk so far."""
 
+    def observed(self) -> ObservedModel:
+        """Return the model as an observer of its passes sees it. Its routers report nothing until that opens a tap."""
+
     def close(self) -> None:
         """Close threads and files."""
 
@@ -164,6 +169,7 @@ class ModelRunner:
         comes_from_disk = config.experts is not None and config.hybrid is None
         self._store = cast("expert_store.ExpertStore | None", experts if comes_from_disk else None)
         hybrid = cast("hybrid_store.HybridStore | None", experts if config.hybrid is not None else None)
+        self._hybrid = hybrid
         self._recorder = recorder
         self._closed_too: list[Closable] = []
         self._trace, self._trace_file, self._graph_file = trace, config.trace_file, config.graph_file
@@ -222,6 +228,17 @@ class ModelRunner:
         return msgspec.structs.replace(
             stats, expert_choices_total=self._capacity.num_choices, dropped_choices_total=self._capacity.num_dropped
         )
+
+    def observed(self) -> ObservedModel:
+        """See `Runner.observed`."""
+        disk = self._store if self._hybrid is None else self._hybrid.disk
+        places = residency.Residency(
+            self._config,
+            disk=disk,
+            hybrid=None if self._hybrid is None else self._hybrid.pool,
+            ranks=None if self._ranks is None or self._upkeep is None else (self._ranks, self._upkeep),
+        )
+        return observed_model.observed_model(self._model, self._forward, self._config, places, disk)
 
     def close_too(self, part: Closable) -> None:
         """Have `close` end this, too."""

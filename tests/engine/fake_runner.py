@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import msgspec
 
@@ -12,6 +13,9 @@ from moeflow.core.engine_messages import ExpertStats, TokenLogprobs
 from moeflow.core.errors import GroupError
 from moeflow.engine.engine import Engine
 from moeflow.engine.model_runner import PassResult
+from moeflow.engine.observing.observed_model import ObservedModel
+from moeflow.engine.observing.residency import Residency
+from moeflow.engine.observing.routing_tap import RoutingTap
 from moeflow.engine.sampler import SampledToken
 from moeflow.engine.verification import Verified
 from tests.scheduler.fake_model import VOCAB_SIZE, FakeModel
@@ -49,6 +53,20 @@ class FakeRunner:
 
     def expert_stats(self) -> ExpertStats:
         return ExpertStats()
+
+    def observed(self) -> ObservedModel:
+        without_experts = SimpleNamespace(moe_blocks=lambda: (), packed_layers=None)
+        return ObservedModel(
+            layers=[],
+            num_encoder_layers=0,
+            num_experts=0,
+            top_k=0,
+            groups=[],
+            tap=RoutingTap(without_experts, None, [], 0),
+            not_counted="the fake model has no experts",
+            residency=Residency(ENGINE),
+            disk=None,
+        )
 
     def close(self) -> None:
         self.is_closed = True

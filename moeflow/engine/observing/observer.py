@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
 
-from moeflow.core.observation import LEASE_S, Question, Sight, Watching
+from moeflow.core.batch import Batch
+from moeflow.core.observation import (
+    LEASE_S,
+    ExpertQuestion,
+    ExpertSight,
+    Question,
+    RequestQuestion,
+    RequestSight,
+    Sight,
+    TokenQuestion,
+    TokenSight,
+    Watching,
+)
+from moeflow.core.request import Request
+from moeflow.engine.observing.expert_counts import LOAD_BOUNDS, ExpertCounts
+from moeflow.engine.observing.observed_model import ObservedModel
+from moeflow.engine.observing.observed_pass import ObservedPass
+from moeflow.engine.observing.pass_folding import PassFolding
+from moeflow.engine.observing.request_records import RequestRecords
+from moeflow.engine.verification import Verified
+
+_MAX_ROWS: Final = 2048  # of passes that are added to the counts at once: they take memory until then
 
 
 class Observer:
     """What one engine has seen since somebody began to look."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """`clock` gives seconds and never goes back."""
-        self._clock = clock
+    def __init__(self, model: ObservedModel, clock: Callable[[], float] = time.monotonic) -> None:
+        """Observe passes from now on. `clock` gives seconds and never goes back."""
+        self._model, self._clock = model, clock
         self._since_s = clock()
         self._until_s = self._since_s
+        shape = (len(model.layers), model.num_experts)
+        self._counts = ExpertCounts(*shape)
+        self._records = RequestRecords(*shape, model.top_k)
+        self._folding = PassFolding(model.groups, self._counts, self._records)
+        self._passes: list[ObservedPass] = []  # not yet added, all of one second
+        self._num_rows = 0  # of these
+        self._second = int(self._since_s)
+        self._reads_at_first = self._reads_before = model.reads()
+        model.tap.open()
+        model.residency.count(*shape)
 
     @property
     def is_over(self) -> bool:
@@ -23,9 +56,93 @@ class Observer:
 
     def answer(self, question: Question) -> Sight:
         """Answer a question, and observe for the next `LEASE_S`."""
-        now_s = self._clock()
-        self._until_s = now_s + LEASE_S
-        return Watching(now_s - self._since_s)
+        self._until_s = self._clock() + LEASE_S
+        self._fold()
+        match question:
+            case ExpertQuestion():
+                return self._experts()
+            case RequestQuestion():
+                return RequestSight(
+                    layers=self._model.layers,
+                    num_experts=self._model.num_experts,
+                    sequences=[record.sight() for record in self._records.find(question.request_id)],
+                )
+            case TokenQuestion():
+                return TokenSight(
+                    layers=self._model.layers,
+                    num_experts=self._model.num_experts,
+                    top_k=self._model.top_k,
+                    sequences=[record.tokens() for record in self._records.find(question.request_id)],
+                )
+        return Watching(self._clock() - self._since_s)
+
+    def begin_pass(self) -> None:
+        """A pass begins."""
+        self._reads_before = self._model.reads()
+        self._model.tap.begin_pass()
+
+    def end_pass(self, batch: Batch, sampled: Mapping[Request, Verified], start_s: float, duration_s: float) -> None:
+        """A pass has ended; `sampled` are the tokens that it brought, `start_s` is on the engine's clock."""
+        second = int(self._clock())
+        if second != self._second or self._num_rows >= _MAX_ROWS:
+            self._fold()
+            self._second = second
+        (stall_before_s, bytes_before), (stall_s, read_bytes) = self._reads_before, self._model.reads()
+        choices = self._model.tap.end_pass()
+        self._passes.append(
+            ObservedPass(
+                entries=batch.entries,
+                sampled=sampled,
+                choices=choices,
+                start_s=start_s,
+                duration_s=duration_s,
+                stall_s=stall_s - stall_before_s,
+                read_bytes=read_bytes - bytes_before,
+            )
+        )
+        self._num_rows += batch.num_tokens
+
+    def drop_pass(self) -> None:
+        """A pass has failed."""
+        self._model.tap.end_pass()
 
     def close(self) -> None:
         """Observe no more, and give back what that takes."""
+        self._model.tap.close()
+        self._model.residency.end()
+
+    def _fold(self) -> None:
+        if self._passes:
+            self._folding.fold(self._passes, self._second)
+            self._passes, self._num_rows = [], 0
+        self._records.settle()
+
+    def _experts(self) -> ExpertSight:
+        model, counts, now_s = self._model, self._counts, self._clock()
+        (first_stall_s, first_bytes), (stall_s, read_bytes) = self._reads_at_first, model.reads()
+        shape, needs = (len(model.layers), model.num_experts), model.residency.needs
+        return ExpertSight(
+            layers=model.layers,
+            num_encoder_layers=model.num_encoder_layers,
+            num_experts=model.num_experts,
+            top_k=model.top_k,
+            counted_s=now_s - self._since_s,
+            num_passes=counts.num_passes,
+            total=counts.total.as_message(),
+            last_pass=counts.last_pass.as_message(),
+            last_minute=counts.last_minute(int(now_s)).as_message(),
+            load_bounds=list(LOAD_BOUNDS),
+            loads=counts.loads.tolist(),
+            residency=model.residency.tiers(*shape).tobytes(),
+            hits=b"" if needs is None else needs.hits.astype("<i8").tobytes(),
+            misses=b"" if needs is None else needs.misses.astype("<i8").tobytes(),
+            read_bytes=read_bytes - first_bytes,
+            stall_s=stall_s - first_stall_s,
+            not_counted=self._not_counted(),
+        )
+
+    def _not_counted(self) -> str:
+        number = self._folding.num_unseen
+        if self._model.not_counted or not number:
+            return self._model.not_counted
+        return f"{number} passes: their routers' choices did not arrive whole"

@@ -28,6 +28,7 @@ from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.decoder import CausalLM
 from moeflow.models.layers.decoder_layer import DecoderLayer
 from moeflow.models.layers.expert_weights import Destination
+from moeflow.models.layers.moe import MoE
 from moeflow.models.layers.rearranged import Rearranged
 from moeflow.models.layers.rotary import RotaryEmbeddings
 from moeflow.parallel.blocks import shape_of_rank
@@ -79,17 +80,20 @@ class OffloadedModel:
         self._kv = self._place_kv(config)
         self._host, self._side = _sides(model, self.device.torch_device)
         places = place_experts(model.layers, config.offload.num_resident_experts, self.device)
-        self._weights = places.weights
+        self._weights, self._halves = places.weights, places.halves
         has_experts = [bool(size) for size in self._sharable_bytes]
         self._share = HostExpertSplit(costs, has_experts, self._num_sharable, config.offload.num_hosted_experts)
         given = (model, places.halves, self._weights, self._kv, self.device, costs, self._share)
         self._ops = DividedExpertOps(*given) if devices is None else SharedLayerOps(devices, devices.size, *given)
         self._costs = costs
         self._is_warm = False
+        self.row_order: Tensor | None = None  # of the last pass: its rows as its micro-batches have them
         launching = LAUNCHED if self.device.launches else ()
         lanes = LANES if devices is None else (*LANES, BETWEEN_DEVICES)
         self._lanes = {name: Lane(name, trace=trace) for name in lanes if name not in launching}
         self._executor = Executor(self._ops.by_name(), self._lanes, launching=launching, trace=trace)
+
+    packed_layers: Final = None
 
     def __call__(self, token_ids: Tensor, context: ForwardContext) -> Tensor:
         """Do as `CausalLM` does: return the hidden states after the final norm; writes K and V of every token.
@@ -118,7 +122,7 @@ class OffloadedModel:
         self._is_warm = wraps and self._pipeline is not SEQUENTIAL
         with self.device.computing(0, 0):
             hidden = torch.cat([micro_batch.tensors["hidden"] for micro_batch in micro_batches])
-            rows = torch.cat([micro_batch.rows for micro_batch in micro_batches])
+            self.row_order = rows = torch.cat([micro_batch.rows for micro_batch in micro_batches])
             hidden = torch.empty_like(hidden).index_copy_(0, rows, hidden)
         self.device.synchronize()
         return hidden
@@ -152,6 +156,18 @@ class OffloadedModel:
         self.device.synchronize()  # these rows may just have been selected on another stream
         with self.device.computing(int(work.num_bytes), int(work.num_flops)):
             return self._model.logits(hidden).cpu()
+
+    def moe_blocks(self) -> Iterator[tuple[str, MoE]]:
+        """Yield (prefix of its checkpoint names, block) of the layers with experts, several copies of each block."""
+        for (prefix, block), halves in zip(self._model.moe_blocks(), self._routed_halves(), strict=True):
+            copies = {id(it): it for it in (block, *halves)}
+            yield from ((prefix, copy) for copy in copies.values())
+
+    def _routed_halves(self) -> Iterator[list[MoE]]:
+        for halves in self._halves:
+            blocks = [layer.mlp for layer in halves if isinstance(layer.mlp, MoE)]
+            if blocks:
+                yield blocks
 
     def close(self) -> None:
         """End the threads."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,9 @@ from moeflow.experts.cache.kernel_reads import KernelReads
 from moeflow.experts.cache.layer_scan import LayerScan
 from moeflow.experts.cache.lease import Lease
 from moeflow.experts.cache.load_job import LoadJob, StartLoads
+
+if TYPE_CHECKING:
+    from moeflow.experts.cache.expert_needs import ExpertNeeds
 
 
 class ExpertCache:
@@ -177,6 +181,18 @@ class ExpertCache:
                 self._states.grow(num_slots)
             return self.num_slots
 
+    def are_resident(self) -> NDArray[np.bool_]:
+        """Return which experts have a slot with their weights: [layers, experts]."""
+        with self._loads.up_to_date():
+            found = self._states.present.copy()
+            found[list(self._states.loads)] = False
+            return found.reshape(-1, self.num_experts)
+
+    def count_needs(self, needs: ExpertNeeds | None) -> None:
+        """Count there which experts passes need, from now on; None: count them no more."""
+        with self._changed:
+            self._loads.needs = needs
+
     def stats(self) -> CacheStats:
         """Return the counters as they are now."""
         with self._loads.up_to_date():
@@ -186,6 +202,11 @@ class ExpertCache:
     def stall_s(self) -> float:
         """Seconds that passes have waited for loads."""
         return self._stats.stall_s
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes read, for passes that waited and by prediction."""
+        return self._stats.demand_bytes + self._stats.prefetched_bytes
 
     def absent_of(self, numbers: frozenset[int]) -> frozenset[int]:
         """Return the experts among these, numbered over all layers, that are not resident."""
@@ -246,6 +267,9 @@ class ExpertCache:
             else:  # absent, or a queued prefetch was cancelled: demand goes first
                 self._stats.misses += 1
                 absent.append(state)
+        if self._loads.needs is not None:
+            missed = {state.number for state in absent}.union(jobs)
+            self._loads.needs.add(np.array([state.number for state in needed], np.int64), missed)
         if absent:
             jobs |= self._loads.load(absent)
         return jobs

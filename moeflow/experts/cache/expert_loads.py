@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from moeflow.experts.cache.eviction_selector import EvictionSelector
 from moeflow.experts.cache.expert_states import ABSENT, ExpertState, ExpertStates
 from moeflow.experts.cache.journal import Fetcher
 from moeflow.experts.cache.load_job import LoadJob, StartLoads
+
+if TYPE_CHECKING:
+    from moeflow.experts.cache.expert_needs import ExpertNeeds
 
 
 class ExpertLoads:
@@ -44,6 +48,7 @@ class ExpertLoads:
         self.is_read = False  # whether kernels read the table of slots
         self.is_lent = False  # whether slots are lent to kernels: then only these assign slots
         self.is_elsewhere = np.zeros(len(states.all), bool)  # computed by another machine or processor: not prefetched
+        self.needs: ExpertNeeds | None = None  # counts what passes need; None: nobody wants to know
         self._start_loads = start_loads
         self._wait = wait
 

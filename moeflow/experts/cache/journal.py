@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from moeflow.experts.cache.load_job import LoadHandle, LoadJob, OnDone
 from moeflow.experts.cache.worth import Worth
@@ -34,6 +34,14 @@ class SlotJournal(NamedTuple):
     num_late: int  # needed experts of finished layers that were loading already
     num_misses: int  # ... and that were absent
     stall_s: float
+
+    @property
+    def absent(self) -> set[int]:
+        """Experts that were not resident when kernels needed them, by their numbers over all layers."""
+        return {number for event, number, _ in self.entries if event in (Event.LOADING, Event.JOINED)}
+
+
+NO_EVENTS: Final = SlotJournal((), 0, 0, 0.0)
 
 
 class Fetcher(Protocol):

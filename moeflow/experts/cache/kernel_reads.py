@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moeflow.experts.cache.expert_loads import ExpertLoads
-from moeflow.experts.cache.journal import Event, Fetcher, SlotJournal
+from moeflow.experts.cache.journal import NO_EVENTS, Event, Fetcher, SlotJournal
 
 
 class KernelReads:
@@ -69,9 +69,13 @@ class KernelReads:
         """Do the same for the used experts of some layers, distinct numbers over all layers."""
         size, loads = self._num_experts, self._loads
         with loads.changed:
-            num_absent = 0 if loads.fetcher is None else self._catch_up(loads.fetcher, loads.fetcher.end())
+            journal = NO_EVENTS if loads.fetcher is None else loads.fetcher.end()
+            num_absent = 0 if loads.fetcher is None else self._catch_up(loads.fetcher, journal)
             loads.is_read = loads.is_lent = False
             loads.stats.hits += len(numbers) - num_absent
+            if loads.needs is not None:
+                # Kernels may also have asked for experts of a layer that they did not finish.
+                loads.needs.add(numbers, journal.absent.intersection(numbers.tolist()))
             loads.victims.on_use(numbers)
             loads.states.use_all(numbers)
             loads.states.end_prefetches(first_layer * size, end_layer * size, ())

@@ -184,6 +184,11 @@ class CausalLM:
         return self._packed is not None
 
     @property
+    def packed_layers(self) -> PackedLayers | None:
+        """The layers as kernels compute them in one call; None: they run one by one."""
+        return self._packed
+
+    @property
     def shares_head(self) -> bool:
         """Whether all ranks compute parts of the logits."""
         return self._vocab is not None

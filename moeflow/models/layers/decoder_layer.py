@@ -209,7 +209,7 @@ class DecoderLayer:
         normed, mlp = self.post_attention_layernorm(hidden), self.mlp
         if not isinstance(mlp, MoE):
             return hidden, mlp(normed)
-        part = mlp.weights.compute(mlp.expert_input(normed), *mlp.route(normed))
+        part = mlp.weights.compute(mlp.expert_input(normed), *mlp.routed(normed))
         return hidden if self.has_post_norms else mlp.with_shared(normed, hidden), part
 
     def add_network_sum(self, residual: Tensor, summed: Tensor) -> Tensor:
@@ -259,7 +259,7 @@ class DecoderLayer:
         mlp = self.mlp
         assert isinstance(mlp, MoE)
         hidden, normed = self._network_input(hidden, attended)
-        routed = RoutedTokens(mlp.expert_input(normed), *mlp.route(normed))
+        routed = RoutedTokens(mlp.expert_input(normed), *mlp.routed(normed))
         return hidden if self.has_post_norms else mlp.with_shared(normed, hidden), routed
 
     def add_divided(self, sums: Callable[[Tensor | None], Tensor], hidden: Tensor) -> Tensor:

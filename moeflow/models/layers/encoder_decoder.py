@@ -59,6 +59,7 @@ class EncoderDecoderLM:
 
     tells_inputs = False  # see `CausalLM`
     shares_head = False
+    packed_layers: Final = None
     embedding_names = (_TABLE, "lm_head.weight", *_COPIES)
     copies: Final[Mapping[str, str]] = dict.fromkeys(_COPIES, _TABLE)  # optional tensors: each equals the one it names
 

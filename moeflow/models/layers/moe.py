@@ -122,10 +122,8 @@ class MoE:
         return total, norm(total)
 
     def _chosen(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Do as `route`, report the choice to `on_route`, and drop choices beyond experts' capacity."""
-        topk_ids, topk_weights = self.route(hidden)
-        if self.on_route is not None:
-            self.on_route(topk_ids[:, : self.config.routing.top_k], hidden)
+        """Do as `routed`, and drop choices beyond experts' capacity."""
+        topk_ids, topk_weights = self.routed(hidden)
         if self._capacity is not None:
             topk_weights = self._capacity.limit(topk_ids, topk_weights, self.config.routing.num_experts)
         return topk_ids, topk_weights
@@ -155,6 +153,13 @@ class MoE:
     def route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return topk_ids [T, K] int64 and topk_weights [T, K] float32. Shapes: hidden [T, H]."""
         return self.choose(self.router_logits(hidden)) if self.given is None else self.given()
+
+    def routed(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Do as `route` for tokens of a pass, and report the choice to `on_route`, which may change between passes."""
+        topk_ids, topk_weights = self.route(hidden)
+        if self.on_route is not None:
+            self.on_route(topk_ids[:, : self.config.routing.top_k], hidden)
+        return topk_ids, topk_weights
 
     def router_logits(self, hidden: Tensor) -> Tensor:
         """Return what the router says of each expert. Shapes: hidden [T, H] -> [T, E]."""

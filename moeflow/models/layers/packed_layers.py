@@ -8,7 +8,7 @@ experts are loaded and computed with as for any other model. Afterwards the cach
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from moeflow.experts.predict.predictor import MAX_TOKENS
@@ -25,11 +25,16 @@ if TYPE_CHECKING:
     from moeflow.experts.cached_experts import CachedExperts
 
 
+OnChoices = Callable[[Array], None]
+
+
 class PackedLayers:
     """The layers of one model; its experts are in memory, or in slots."""
 
     def __init__(self, decoder: PackedDecoder, cached: _CachedLayers | None, on_route: OnRoute | None) -> None:
         """`on_route` receives each router's choice, in order, after a pass; for small passes with inputs."""
+        # Receives the choices of all routers after a pass, [layers with routers, T, K]; may change between passes.
+        self.on_choices: OnChoices | None = None
         self._decoder = decoder
         self._cached = cached
         self._on_route = on_route
@@ -66,16 +71,16 @@ class PackedLayers:
         Shapes: hidden [T, H] float32, which is used up.
         Blocks: until experts are there. Raises: StorageError if one cannot be read.
         """
-        blocks, keeps = context.kv.layers, self._on_route is not None
-        keeps_inputs = context.on_inputs is not None or (keeps and len(hidden) <= MAX_TOKENS)
+        is_recorded = self._on_route is not None
+        keeps_inputs = context.on_inputs is not None or (is_recorded and len(hidden) <= MAX_TOKENS)
         work = self._decoder.begin(
             hidden,
             context.positions,
-            blocks,
+            context.kv.layers,
             context.attention,
             context.all_states(),
             context.layer_inputs,
-            keeps_choices=keeps,
+            keeps_choices=is_recorded or self.on_choices is not None,
             keeps_inputs=keeps_inputs,
         )
         if self._cached is None:
@@ -86,6 +91,8 @@ class PackedLayers:
             inputs = None if work.normed is None or not keeps_inputs else work.normed[self._decoder.routed]
             for number, topk_ids in enumerate(work.topk_ids):
                 self._on_route(topk_ids, None if inputs is None else inputs[number])
+        if self.on_choices is not None and work.topk_ids is not None:
+            self.on_choices(work.topk_ids)
         if context.on_inputs is not None and work.normed is not None:
             context.on_inputs(work.normed, work.hidden)
         return work

@@ -1,0 +1,178 @@
+"""The passes and experts of single requests: of running ones and of the last finished ones, within a limit of memory.
+
+The oldest finished requests go first. If running ones alone exceed the limit, the oldest lose the experts of their
+tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moeflow.core.observation import NOT_COMPUTED, PassSight, SequenceSight, TokenSequence
+from moeflow.core.request import Request, RequestStatus
+
+MAX_FINISHED: Final = 200
+MAX_BYTES: Final = 32 << 20
+_PASS: Final = np.dtype(
+    [
+        ("start_s", "f8"),
+        ("duration_s", "f4"),
+        ("num_tokens", "u4"),
+        ("num_pass_tokens", "u4"),
+        ("is_prompt", "?"),
+        ("num_drafted", "u2"),
+        ("num_accepted", "u2"),
+        ("stall_s", "f4"),
+        ("read_bytes", "u8"),
+    ]
+)  # the fields of `PassSight`
+PassRow = tuple[float, float, int, int, bool, int, int, float, int]
+
+
+class RequestRecord:
+    """What was observed of one sequence."""
+
+    def __init__(self, request: Request, num_layers: int, num_experts: int, top_k: int) -> None:
+        self.request_id = request.request_id
+        self.counts: NDArray[np.int64] = np.zeros((num_layers, num_experts), np.int64)
+        # [positions, L, K] uint16, with room for more; None: forgotten.
+        self.routes: NDArray[np.uint16] | None = np.full((0, num_layers, top_k), NOT_COMPUTED, np.uint16)
+        self._request: Request | None = request  # while it runs
+        self._passes = np.zeros(8, _PASS)
+        self._num_passes = 0
+        self._token_ids = np.zeros(0, np.int32)  # once it does not run
+        self._num_prompt_tokens = len(request.prompt_token_ids)
+        self._submitted_s = request.submitted_s
+        self._num_cached_tokens, self._queued_s = 0, 0.0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether more may be observed."""
+        return self._request is not None
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        routes = 0 if self.routes is None else self.routes.nbytes
+        return routes + self.counts.nbytes + self._passes.nbytes + self._token_ids.nbytes
+
+    def settle(self) -> None:
+        """Keep the tokens of a finished request instead of the request."""
+        request = self._request
+        if request is not None and request.status is RequestStatus.FINISHED:
+            self._num_cached_tokens, self._queued_s = request.num_cached_tokens, request.queued_s or 0.0
+            self._token_ids = np.array(request.token_ids(0, request.num_tokens), np.int32)
+            self._request = None
+
+    def add_pass(self, row: PassRow) -> None:
+        """Add a pass; its start is on the engine's clock."""
+        if self._num_passes == len(self._passes):
+            self._passes = np.concatenate([self._passes, np.zeros_like(self._passes)])
+        self._passes[self._num_passes] = (row[0] - self._submitted_s, *row[1:])
+        self._num_passes += 1
+
+    def write(self, positions: NDArray[np.int64], routes: NDArray[np.uint16], layers: slice = slice(None)) -> None:
+        """Write the routes of computed tokens. Shapes: positions [n], routes [n, layers, K]. The last write counts."""
+        if self.routes is None or not len(positions):
+            return
+        needed = int(positions.max()) + 1
+        if needed > len(self.routes):
+            number = max(needed - len(self.routes), len(self.routes))
+            more = np.full((number, *self.routes.shape[1:]), NOT_COMPUTED, np.uint16)
+            self.routes = np.concatenate([self.routes, more])
+        self.routes[positions, layers] = routes
+
+    def sight(self) -> SequenceSight:
+        """Return its passes and counts."""
+        request = self._request
+        if request is not None:
+            num_tokens, cached, queued_s = request.num_tokens, request.num_cached_tokens, request.queued_s or 0.0
+        else:
+            num_tokens, cached, queued_s = len(self._token_ids), self._num_cached_tokens, self._queued_s
+        return SequenceSight(
+            sequence_id=self.request_id,
+            is_running=request is not None,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_cached_tokens=cached,
+            num_output_tokens=num_tokens - self._num_prompt_tokens,
+            queued_s=queued_s,
+            passes=[PassSight(*row) for row in self._passes[: self._num_passes].tolist()],
+            counts=self.counts.astype("<i8").tobytes(),
+        )
+
+    def tokens(self) -> TokenSequence:
+        """Return its tokens with their experts."""
+        request = self._request
+        token_ids = self._token_ids.tolist() if request is None else request.token_ids(0, request.num_tokens)
+        experts = b""
+        if self.routes is not None:
+            known = self.routes[: len(token_ids)]
+            missing = np.full((len(token_ids) - len(known), *known.shape[1:]), NOT_COMPUTED, np.uint16)
+            experts = np.concatenate([known, missing]).astype("<u2").tobytes()
+        return TokenSequence(
+            sequence_id=self.request_id,
+            num_prompt_tokens=self._num_prompt_tokens,
+            token_ids=token_ids,
+            experts=experts,
+        )
+
+
+class RequestRecords:
+    """The records of one engine, in the order in which they began."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_experts: int,
+        top_k: int,
+        max_bytes: int = MAX_BYTES,
+        max_finished: int = MAX_FINISHED,
+    ) -> None:
+        self._shape = num_layers, num_experts, top_k
+        self._max_bytes, self._max_finished = max_bytes, max_finished
+        self._records: dict[Request, RequestRecord] = {}
+        self._finished: list[RequestRecord] = []  # in the order of their ends
+
+    def of(self, request: Request) -> RequestRecord:
+        """Return the record of a request in a pass."""
+        record = self._records.get(request)
+        if record is None:
+            record = self._records[request] = RequestRecord(request, *self._shape)
+        return record
+
+    def settle(self) -> None:
+        """Note which requests have finished, and keep within the limits."""
+        for request in [request for request in self._records if request.status is RequestStatus.FINISHED]:
+            record = self._records.pop(request)
+            record.settle()
+            self._finished.append(record)
+        del self._finished[: max(len(self._finished) - MAX_FINISHED, 0)]
+        excess = self.num_bytes - self._max_bytes
+        while excess > 0 and self._finished:
+            excess -= self._finished.pop(0).num_bytes
+        for record in self._records.values():
+            if excess > 0 and record.routes is not None:
+                excess -= record.routes.nbytes
+                record.routes = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that all records take."""
+        return sum(record.num_bytes for record in self._all())
+
+    def find(self, request_id: str) -> list[RequestRecord]:
+        """Return the sequences of a request, or one sequence, by its id; of several with one id the newest."""
+        found = {
+            record.request_id: record
+            for record in self._all()
+            if record.request_id == request_id or record.request_id.startswith(f"{request_id}-")
+        }
+        return list(found.values())
+
+    def _all(self) -> Iterator[RequestRecord]:
+        yield from self._finished
+        yield from self._records.values()
