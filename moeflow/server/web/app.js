@@ -28,7 +28,8 @@ const models = new ModelChoice(at("model-choice"), at("model-name"), { apiKey, h
 const server = new ServerStatus(apiKey, () => models.name);
 const store = new ConversationStore();
 const model = () => models.name ?? server.model?.name;
-const chat = new Chat({ log: at("conversation"), server, settings, store, apiKey, model, onCopy: copy });
+const onWhy = (requestId) => inspector.show("requests", requestId);
+const chat = new Chat({ log: at("conversation"), server, settings, store, apiKey, model, onCopy: copy, onWhy });
 const composer = new Composer(at("prompt-form"), () => Boolean(chat.running) && !library.opening);
 const library = new Library(chat, store, showConversations);
 const conversations = new HistoryView(at("history"), at("open-history"), store, {

@@ -8,11 +8,11 @@ import { canContinue } from "./continuation.js";
 import { endsInCircles } from "./repetition.js";
 import { ThinkingView } from "./thinking_view.js";
 
-const PARTS = ["answer-text", "waiting", "left-out", "repeats", "error", "answer-foot", "copy", "continue", "retry", "measured"];
+const PARTS = ["answer-text", "waiting", "left-out", "repeats", "error", "answer-foot", "copy", "continue", "retry", "why", "measured"];
 
 export class AnswerView {
   /** `element` is the `.answer` of the template. `actions`: onCopy(text, button), onRetry(answer), onContinue(answer),
-   *  onStop(), announce(text). */
+   *  onStop(), onWhy(requestId), announce(text). */
   constructor(element, actions) {
     Object.assign(this, { element, actions });
     this.answer = null;
@@ -26,9 +26,10 @@ export class AnswerView {
   }
 
   listen() {
-    const { copy, retry } = this.parts;
+    const { copy, retry, why } = this.parts;
     copy.addEventListener("click", () => this.actions.onCopy(this.answer.content, copy));
     retry.addEventListener("click", () => this.actions.onRetry(this.answer));
+    why.addEventListener("click", () => this.actions.onWhy(this.answer.requestId));
     this.parts.continue.addEventListener("click", () => this.actions.onContinue(this.answer));
     this.stopRepeating.addEventListener("click", () => this.actions.onStop());
   }
@@ -55,6 +56,7 @@ export class AnswerView {
     parts["answer-foot"].hidden = isRunning;
     parts.copy.hidden = !answer.content;
     parts.continue.hidden = !canContinue(answer);
+    parts.why.hidden = !answer.requestId;
     this.showCircles(answer);
     setText(parts.measured, isRunning ? "" : measuredLine(answer));
     this.trees.update(answer.passes);

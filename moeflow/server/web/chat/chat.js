@@ -16,8 +16,8 @@ const SAVE_MS = 5000; // how often a running answer is saved
 
 export class Chat extends EventTarget {
   /** `log` is the element that holds the turns; `apiKey()` gives the key to send, `model()` the name to ask for;
-   *  `onCopy(text, button)` copies. */
-  constructor({ log, server, settings, store, apiKey, model, onCopy }) {
+   *  `onCopy(text, button)` copies, `onWhy(requestId)` shows where the time of a request went. */
+  constructor({ log, server, settings, store, apiKey, model, onCopy, onWhy }) {
     super();
     Object.assign(this, { log, server, settings, store, apiKey, model });
     this.conversation = new Conversation();
@@ -25,6 +25,7 @@ export class Chat extends EventTarget {
     this.views = [];
     this.actions = {
       onCopy,
+      onWhy,
       onRetry: (turn) => this.answer(turn.prompt),
       onEdit: (turn, content) => this.edit(turn.prompt, content),
       onContinue: (turn) => this.continue(turn),

@@ -6,4 +6,7 @@
 //   open(argument)                 optional: shows one thing, such as a request by its id
 //   hide()                         optional: another view is shown now, or the inspector is closed
 
-export const VIEWS = [{ id: "experts", title: "Experts", load: () => import("./experts/experts_view.js") }];
+export const VIEWS = [
+  { id: "experts", title: "Experts", load: () => import("./experts/experts_view.js") },
+  { id: "requests", title: "Requests", load: () => import("./requests/requests_view.js") },
+];

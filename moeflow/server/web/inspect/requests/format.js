@@ -1,0 +1,47 @@
+// Numbers and names of requests, as the user's language writes them.
+
+import { language, tr } from "../../translate.js";
+
+const ENDPOINTS = {
+  "/v1/chat/completions": "Chat",
+  "/v1/completions": "Completion",
+  "/v1/responses": "Response",
+  "/v1/messages": "Message",
+  "/v1/embeddings": "Embedding",
+  "/api/chat": "Ollama chat",
+  "/api/generate": "Ollama generate",
+  "/api/embed": "Ollama embed",
+  "/api/embeddings": "Ollama embed",
+};
+
+export const count = (value) => value.toLocaleString(language());
+
+export const percent = (share) => share.toLocaleString(language(), { style: "percent" });
+
+/** A duration: "12.3 s", "1.23 s", "45 ms", "0.3 ms". */
+export function seconds(value) {
+  const isShort = value < 0.1;
+  const number = isShort ? value * 1000 : value;
+  const digits = number >= 10 ? 1 : 2;
+  return `${number.toLocaleString(language(), { maximumFractionDigits: isShort ? digits - 1 : digits })} ${isShort ? "ms" : "s"}`;
+}
+
+/** Tokens per second. */
+export const speed = (value) => value.toLocaleString(language(), { maximumFractionDigits: value < 10 ? 2 : 1 });
+
+/** A time of today as that, any other with its date. `unixS` is in seconds. */
+export function clock(unixS) {
+  const time = new Date(unixS * 1000);
+  const isToday = time.toDateString() === new Date().toDateString();
+  return isToday ? time.toLocaleTimeString(language()) : time.toLocaleString(language());
+}
+
+/** The kind of a request, for people. */
+export function kindOf({ endpoint, is_batch: isBatch }) {
+  const name = tr(ENDPOINTS[endpoint] ?? endpoint);
+  return isBatch ? tr("{name}, batch job", { name }) : name;
+}
+
+export function stateName(state) {
+  return { running: tr("running"), done: tr("done"), stopped: tr("stopped"), failed: tr("failed") }[state];
+}

@@ -1,0 +1,111 @@
+// The story of one request: why it took as long as it did, phase by phase and pass by pass.
+
+import { listFacts, NONE } from "../../facts.js";
+import { saveText } from "../../save_file.js";
+import { setText } from "../../set_text.js";
+import { TokenTreesView } from "../../token_trees.js";
+import { tr } from "../../translate.js";
+import { make } from "../elements.js";
+import { clock, count, kindOf, percent, seconds, speed, stateName } from "./format.js";
+import { PassesChart } from "./passes_chart.js";
+import { phasesElement } from "./phases.js";
+import { TouchedExperts } from "./touched_experts.js";
+
+export class StoryView {
+  /** `onBack()` is called to leave it; `context` is that of the inspector. */
+  constructor(onBack, { copy, open }) {
+    this.story = null;
+    this.back = make("button", { type: "button", className: "link", textContent: tr("All requests") });
+    this.back.addEventListener("click", onBack);
+    this.title = make("h3", { tabIndex: -1 });
+    this.missing = make("p", { className: "hint" });
+    this.reasons = make("ul", { className: "story-reasons" });
+    this.phases = make("div");
+    this.facts = make("dl", { className: "facts" });
+    this.note = make("p", { className: "hint" });
+    this.passes = new PassesChart();
+    this.experts = new TouchedExperts(() => open("experts", { request: this.story.id }));
+    const drafts = document.getElementById("turn-template").content.querySelector(".drafts").cloneNode(true);
+    this.trees = new TokenTreesView(drafts, copy);
+    this.parts = {
+      passes: section(tr("Passes"), this.passes.element),
+      experts: section(tr("Experts"), this.experts.element),
+      drafts: section(tr("Drafts"), drafts),
+    };
+    this.all = make("div", {}, section(tr("Why it took so long"), this.reasons), section(tr("Where the time went"), this.phases), section(tr("Numbers"), this.facts), this.note, ...Object.values(this.parts), this.json(copy));
+    this.element = make("article", { className: "story" }, this.back, this.title, this.missing, this.all);
+  }
+
+  json(copy) {
+    const copyButton = make("button", { type: "button", className: "link", textContent: tr("Copy JSON") });
+    const saveButton = make("button", { type: "button", className: "link", textContent: tr("Save JSON") });
+    const text = () => `${JSON.stringify(this.story, null, 1)}\n`;
+    copyButton.addEventListener("click", () => copy(text(), copyButton));
+    saveButton.addEventListener("click", () => saveText(`${this.story.object_id}.json`, "application/json", text()));
+    return make("p", { className: "story-json" }, copyButton, saveButton);
+  }
+
+  /** Show that a request is looked for. */
+  begin(id) {
+    this.story = null;
+    setText(this.title, tr("Request {id}", { id }));
+    setText(this.missing, "");
+    this.all.hidden = true;
+  }
+
+  /** Say why there is no story. */
+  fail(text) {
+    setText(this.missing, text);
+    this.all.hidden = true;
+  }
+
+  show(story) {
+    this.story = story;
+    this.all.hidden = false;
+    setText(this.title, `${kindOf(story)}: ${stateName(story.state)}`);
+    this.reasons.replaceChildren(...story.slow_because.map(({ template, values }) => make("li", { textContent: tr(template, values) })));
+    this.phases.replaceChildren(phasesElement(story));
+    listFacts(this.facts, factsOf(story));
+    setText(this.note, story.not_observed && tr("Passes and experts are not known: {reason}", { reason: tr(story.not_observed) }));
+    this.parts.passes.hidden = !story.passes?.length;
+    if (story.passes?.length) this.passes.show(story.passes);
+    this.parts.experts.hidden = !story.experts;
+    if (story.experts) this.experts.show(story.experts);
+    this.parts.drafts.hidden = !story.token_trees?.length;
+    this.trees.update(story.token_trees ?? []);
+  }
+
+  hide() {
+    this.passes.hide();
+  }
+}
+
+function section(title, ...content) {
+  return make("section", {}, make("h4", { textContent: title }), ...content);
+}
+
+function factsOf(story) {
+  const cached = story.prompt_tokens ? story.cached_tokens / story.prompt_tokens : 0;
+  const drafted = story.drafted_tokens ? [[tr("Drafts right"), tr("{accepted} of {drafted}", { accepted: count(story.accepted_tokens), drafted: count(story.drafted_tokens) })]] : [];
+  const gap = story.slowest_gap_s === null ? NONE : tr("{time}, after {tokens} tokens", { time: seconds(story.slowest_gap_s), tokens: count(story.slowest_gap_at) });
+  return [
+    ...(story.error ? [[tr("Error"), story.error]] : []),
+    [tr("Came at"), clock(story.started_at)],
+    [tr("Prompt"), tr("{count} tokens, {cached} of them cached ({share})", { count: count(story.prompt_tokens), cached: count(story.cached_tokens), share: percent(cached) })],
+    [tr("Answer"), tr("{count} tokens", { count: count(story.completion_tokens) })],
+    ...(story.sequences > 1 ? [[tr("Sequences"), count(story.sequences)]] : []),
+    [tr("First token after"), story.first_token_s === null ? NONE : seconds(story.first_token_s)],
+    [tr("Tokens/s"), story.tokens_per_s === null ? NONE : speed(story.tokens_per_s)],
+    [tr("Slowest gap between tokens"), gap],
+    ...drafted,
+    [tr("Sequences ahead of it"), count(story.sequences_ahead)],
+    ...(story.read_bytes === null ? [] : [[tr("Read from disk"), tr("{count} MB", { count: count(Math.round(story.read_bytes / 1e6)) })]]),
+    ...(story.stall_s === null ? [] : [[tr("Waited for experts"), seconds(story.stall_s)]]),
+    ...(story.host ? [[tr("Machine"), story.host]] : []),
+    [tr("Model"), story.model],
+    ...(story.key ? [[tr("API key"), story.key]] : []),
+    [tr("End"), story.end || NONE],
+    [tr("Request id"), story.id],
+    [tr("Answer’s id"), story.object_id],
+  ];
+}
