@@ -21,7 +21,8 @@ export class ExpertDetail {
     const close = make("button", { type: "button", className: "quiet", textContent: tr("Close") });
     close.addEventListener("click", onClose);
     const head = make("div", { className: "detail-head" }, this.title, close);
-    this.element = make("section", { className: "expert-detail", hidden: true }, head, this.facts, this.chart.element, this.textsHead, this.texts);
+    const numbers = make("div", { className: "detail-numbers" }, this.facts, this.chart.element);
+    this.element = make("section", { className: "expert-detail", hidden: true }, head, numbers, this.textsHead, this.texts);
   }
 
   hide() {

@@ -16,6 +16,7 @@ import { scaleTop } from "./palette.js";
 import { ConversationCounts, RANGES } from "./ranges.js";
 import { Residency } from "./residency.js";
 import { Samples } from "./samples.js";
+import { TierLegend } from "./tiers.js";
 import { TokensView } from "./tokens_view.js";
 
 const SCALE_SHARE = 0.995; // of cells that are within the scale
@@ -35,13 +36,14 @@ export default class ExpertsView {
     this.map = new HeatMap({ label: tr("Experts of each layer. Arrow keys move, Enter chooses."), onChoose: (...cell) => this.choose(cell), announce });
     this.tokens = new TokensView({ ask, chat, announce, onExpert: (...cell) => this.choose(cell), onRoute: (route) => this.map.mark({ route }) });
     this.detail = new ExpertDetail(() => this.choose(null));
-    this.legend = new ScaleLegend();
+    this.scale = new ScaleLegend();
+    this.tiers = new TierLegend();
     this.residency = new Residency();
     this.summary = new LayersSummary();
     this.table = new CountsTable(copy);
     this.head = make("p", { className: "experts-head" });
     this.note = make("p", { className: "hint" });
-    this.body = make("div", { className: "experts-body", hidden: true }, this.controls(), this.note, this.map.element, this.legend.element, this.detail.element, this.table.element, this.tokens.element, this.summary.element, this.residency.element);
+    this.body = make("div", { className: "experts-body", hidden: true }, this.controls(), this.note, this.map.element, this.scale.element, this.tiers.element, this.detail.element, this.table.element, this.tokens.element, this.summary.element, this.residency.element);
     element.append(this.head, this.body);
   }
 
@@ -84,8 +86,10 @@ export default class ExpertsView {
     const describe = describer(about);
     const isByTokens = this.look === "tokens";
     this.map.show(layers, numExperts, isByTokens ? tokensLook(this.map.canvas, { ...about, describe }) : tiersLook({ ...about, describe }));
-    this.legend.element.hidden = !isByTokens;
-    this.legend.show(top);
+    this.scale.element.hidden = !isByTokens;
+    this.scale.show(top);
+    this.tiers.element.hidden = isByTokens;
+    this.tiers.show(seen);
     setText(this.note, range.note || countLine(range, seen));
     this.table.show(layers, range.counts);
     this.summary.element.hidden = !range.tokens;
@@ -97,7 +101,7 @@ export default class ExpertsView {
   choose(cell) {
     this.chosen = cell;
     this.map.mark({ chosen: cell });
-    this.tokens.highlight(cell?.[0] ?? null, cell?.[1] ?? null);
+    this.tokens.highlight(...(cell ?? []));
     if (!cell) this.detail.hide();
     this.show();
   }

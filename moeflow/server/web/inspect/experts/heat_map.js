@@ -7,7 +7,8 @@ import { Tooltip } from "../tooltip.js";
 
 const HEAD_PX = 18; // numbers of experts
 const SIDE_PX = 34; // numbers of layers
-const WIDTHS_PX = [4, 72]; // of a cell
+const LEAST_PX = matchMedia("(pointer: coarse)").matches ? 4 : 2.5; // width of a cell
+const MOST_PX = 72;
 const HEIGHTS_PX = [[16, 22], [32, 18], [48, 13], [80, 10], [Infinity, 7]]; // up to so many layers
 const TEXT_PX = { width: 26, height: 13 }; // least cell with text
 const FONT = "11px system-ui, sans-serif";
@@ -62,8 +63,7 @@ export class HeatMap {
   fit() {
     const room = this.element.clientWidth - SIDE_PX;
     if (!this.numColumns || room <= 0) return;
-    const [least, most] = WIDTHS_PX;
-    this.cellWidth = Math.min(most, Math.max(least, room / this.numColumns));
+    this.cellWidth = Math.min(MOST_PX, Math.max(LEAST_PX, room / this.numColumns));
     this.cellHeight = HEIGHTS_PX.find(([rows]) => this.layers.length <= rows)[1];
     const height = HEAD_PX + this.layers.length * this.cellHeight + 1;
     this.plot.setSize(Math.floor(this.numColumns * this.cellWidth) + 1, height);

@@ -3,7 +3,6 @@
 import { colours, isDark, Plot } from "../canvas.js";
 import { make } from "../elements.js";
 import { tr } from "../../translate.js";
-import { ratio } from "./format.js";
 import { heat } from "./palette.js";
 
 const BAR_PX = 12;
@@ -18,6 +17,7 @@ export class ScaleLegend {
       { className: "scale-legend" },
       make("span", { textContent: tr("Tokens relative to even routing") }),
       canvas,
+      make("span", { textContent: tr("empty: no tokens") }),
     );
     this.top = 2;
     this.plot = new Plot(canvas, (pen, size) => this.draw(pen, size));
@@ -34,7 +34,7 @@ export class ScaleLegend {
   draw(pen, { width }) {
     const { muted } = colours(this.canvas, "muted");
     const dark = isDark(this.canvas);
-    const room = { left: 10, width: width - 20 };
+    const room = { left: 14, width: width - 28 };
     for (let x = 0; x < room.width; x += 1) {
       pen.fillStyle = heat(x / room.width, dark);
       pen.fillRect(room.left + x, 0, 1, BAR_PX);
@@ -47,7 +47,7 @@ export class ScaleLegend {
     for (const value of numbers) {
       const x = room.left + (room.width * value) / this.top;
       pen.fillRect(Math.round(x), BAR_PX, 1, 3);
-      pen.fillText(value === this.top ? `≥${ratio(value)}` : ratio(value), Math.min(x, width - 12), BAR_PX + 4);
+      pen.fillText(value === this.top ? `≥${value}` : value, x, BAR_PX + 4);
     }
   }
 }

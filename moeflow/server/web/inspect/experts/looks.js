@@ -25,7 +25,7 @@ export function describer({ seen, range, relative }) {
 /** Cells by tokens, on a scale from 0 to `top` times even routing. */
 export function tokensLook(canvas, { range, relative, top, describe }) {
   const dark = isDark(canvas);
-  const { line, edge, muted } = colours(canvas, "line", "edge", "muted");
+  const { ground, muted } = colours(canvas, "ground", "muted");
   const isIdle = (row, column) => !range.counts[row]?.[column];
   return {
     describe,
@@ -34,11 +34,8 @@ export function tokensLook(canvas, { range, relative, top, describe }) {
         ? { text: "0", colour: muted }
         : { text: ratio(relative[row][column]), colour: onHeat(relative[row][column] / top, dark) },
     fill(pen, row, column, { left, top: y, width, height }) {
-      pen.fillStyle = isIdle(row, column) ? line : heat(relative[row][column] / top, dark);
+      pen.fillStyle = isIdle(row, column) ? ground : heat(relative[row][column] / top, dark);
       pen.fillRect(left, y, width, height);
-      if (!isIdle(row, column) || width < 4) return;
-      pen.fillStyle = edge; // idle ones differ not by colour alone
-      pen.fillRect(left + 1, y + height - 2, width - 2, 1);
     },
   };
 }

@@ -1,5 +1,7 @@
 // The tokens of one answer with the experts that each of them chose, from /stats/requests/{id}/tokens.
 
+import { tr } from "../../translate.js";
+
 const NOT_COMPUTED = 65535; // an expert number that the server sends for a layer without a choice
 
 export class Routes {
@@ -15,6 +17,11 @@ export class Routes {
     return [...experts.subarray(row * this.topK, (row + 1) * this.topK)].filter((expert) => expert !== NOT_COMPUTED);
   }
 
+  /** All that a token chose, as cells of the map: [[row, expert], …]. */
+  cells(token) {
+    return this.layers.flatMap((_, row) => this.chosen(token, row).map((expert) => [row, expert]));
+  }
+
   /** For each expert, how many tokens have it first at this row. */
   firstCounts(row) {
     const counts = new Array(this.numExperts).fill(0);
@@ -23,6 +30,27 @@ export class Routes {
       if (first !== undefined) counts[first] += 1;
     }
     return counts;
+  }
+
+  /** Texts of tokens that chose an expert, with how often, the most frequent first: [[text, count], …]. */
+  textsOf(row, expert) {
+    const counts = new Map();
+    for (const [token, { text }] of this.tokens.entries()) {
+      if (this.chosen(token, row).includes(expert)) counts.set(text, (counts.get(text) ?? 0) + 1);
+    }
+    return [...counts].sort(([, one], [, other]) => other - one);
+  }
+
+  get numWithout() {
+    return this.tokens.filter(({ experts }) => !experts).length;
+  }
+
+  /** Why a token has no experts. */
+  reason(token) {
+    if (token === this.tokens.length - 1) return tr("Not computed: no token follows it.");
+    const firstCounted = this.tokens.findIndex(({ experts }) => experts);
+    if (firstCounted < 0 || token > firstCounted) return tr("Not counted: nobody was looking then.");
+    return tr("Not computed: found in the prefix cache.");
   }
 }
 

@@ -1,6 +1,8 @@
 // Where experts lie: names, colours, letters and patterns of the tiers that the server names.
 
 import { tr } from "../../translate.js";
+import { setStyles } from "../canvas.js";
+import { make } from "../elements.js";
 
 const TIERS = {
   gpu: { name: "GPU", letter: "G", colour: "#ee8866" },
@@ -15,8 +17,6 @@ const LEAST_PX = 6; // of a cell with a pattern
 export const tierName = (tier) => tr(TIERS[tier].name);
 
 export const letterOf = (tier) => TIERS[tier].letter;
-
-export const tierColour = (tier) => TIERS[tier].colour;
 
 /** Fill a box. Patterns tell tiers apart without colours, where there is room for them but none for letters. */
 export function paintTier(pen, tier, { left, top, width, height }) {
@@ -44,4 +44,25 @@ export function tierTotals({ tiers, residency }) {
   const totals = tiers.map(() => 0);
   for (const tier of residency.flat()) totals[tier] += 1;
   return tiers.map((tier, i) => [tier, totals[i]]).filter(([, total]) => total);
+}
+
+/** The letters and colours of the tiers. */
+export class TierLegend {
+  constructor() {
+    this.element = make("ul", { className: "legend-row", "aria-label": tr("Places of experts") });
+    this.shown = ""; // the tiers
+  }
+
+  show(seen) {
+    const tiers = tierTotals(seen).map(([tier]) => tier);
+    if (String(tiers) === this.shown) return;
+    this.shown = String(tiers);
+    this.element.replaceChildren(...tiers.map(legendItem));
+  }
+}
+
+function legendItem(tier) {
+  const swatch = make("span", { className: "chip swatch", "aria-hidden": "true", textContent: letterOf(tier) });
+  setStyles(swatch, { background: TIERS[tier].colour });
+  return make("li", {}, swatch, tierName(tier));
 }

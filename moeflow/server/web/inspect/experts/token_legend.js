@@ -1,0 +1,36 @@
+// The experts of the shown layer in their colours, with the share of tokens that chose each first.
+
+import { tr } from "../../translate.js";
+import { make } from "../elements.js";
+import { sum } from "./counts.js";
+import { count, percent } from "./format.js";
+
+export class TokenLegend {
+  /** `onExpert(expert)`: one was chosen. */
+  constructor(onExpert) {
+    this.onExpert = onExpert;
+    this.element = make("ul", { className: "legend-row", "aria-label": tr("Experts of this layer") });
+  }
+
+  /** `counts` has the tokens of each expert; `colours` are TokenColours; `chosen` is the highlighted expert, or null. */
+  show(counts, colours, chosen) {
+    const total = sum(counts);
+    const shown = [...colours.places.keys()].filter((expert) => counts[expert]).sort((a, b) => counts[b] - counts[a]);
+    const rest = total - sum(shown.map((expert) => counts[expert]));
+    const items = shown.map((expert) => this.item(expert, counts[expert] / total, counts[expert], colours.of(expert), expert === chosen));
+    const focused = this.element.contains(document.activeElement) ? document.activeElement.dataset.expert : null;
+    this.element.hidden = !total;
+    this.element.replaceChildren(...items, ...(rest ? [make("li", {}, swatch("rest"), tr("others: {share}", { share: percent(rest / total) }))] : []));
+    if (focused) this.element.querySelector(`[data-expert="${focused}"]`)?.focus();
+  }
+
+  item(expert, share, tokens, place, isChosen) {
+    const text = tr("expert {expert}: {share}", { expert, share: percent(share) });
+    const title = tr("{tokens} tokens", { tokens: count(tokens) });
+    const button = make("button", { type: "button", className: "link", title, "aria-pressed": String(isChosen), "data-expert": expert }, swatch(place), text);
+    button.addEventListener("click", () => this.onExpert(expert));
+    return make("li", {}, button);
+  }
+}
+
+const swatch = (place) => make("span", { className: "chip swatch", "aria-hidden": "true", "data-first": place });
