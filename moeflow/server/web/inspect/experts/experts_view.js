@@ -71,6 +71,12 @@ export default class ExpertsView {
     await this.tokens.update(signal);
   }
 
+  /** Show the tokens of a request by its id. */
+  open(requestId) {
+    this.tokens.open(requestId);
+    this.tokens.element.scrollIntoView();
+  }
+
   /** The counts that are shown: { tokens, counts, note }. */
   get counted() {
     if (this.range !== "conversation") return this.seen[this.range];

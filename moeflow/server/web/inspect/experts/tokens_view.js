@@ -18,13 +18,14 @@ export class TokensView {
    *  chosen token; `announce(text)` is for screen readers. */
   constructor({ ask, chat, onExpert, onRoute, announce }) {
     Object.assign(this, { ask, chat, onExpert, onRoute });
-    this.turn = null; // the shown one
+    this.requestId = null; // of the shown answer
+    this.foreign = null; // the id of a request from elsewhere, which is offered too
     this.isWhole = false; // whether nothing new can come
     this.playing = null; // the timer
     this.text = new TokenText({ announce, onExpert, onLayer: (row) => this.showLayer(row), onPick: (token) => this.onRoute(this.text.routes.cells(token)) });
     this.legend = new TokenLegend((expert) => this.onExpert(this.text.row, expert));
     this.build();
-    this.answers.addEventListener("change", () => this.choose(this.turns.find(({ answer }) => answer.requestId === this.answers.value)));
+    this.answers.addEventListener("change", () => this.choose(this.answers.value));
     this.slider.addEventListener("input", () => this.showLayer(Number(this.slider.value)));
     this.play.addEventListener("click", () => (this.playing ? this.pause() : this.begin()));
     this.numbers.addEventListener("change", () => this.text.element.classList.toggle("has-numbers", this.numbers.checked));
@@ -49,37 +50,52 @@ export class TokensView {
     return this.chat.turns.filter(({ answer }) => answer?.requestId);
   }
 
+  turnOf(requestId) {
+    return this.turns.find(({ answer }) => answer.requestId === requestId);
+  }
+
+  /** Show the answer to any request, such as one of the API. */
+  open(requestId) {
+    this.foreign = this.turnOf(requestId) ? null : requestId;
+    this.offerAnswers();
+    this.choose(requestId);
+  }
+
   /** Ask for the tokens of the shown answer, anew while it is written. */
   async update(signal) {
     this.offerAnswers();
-    const { turn } = this;
-    if (!turn || this.isWhole) return;
-    const { requestId, state } = turn.answer;
+    const { requestId } = this;
+    if (!requestId || this.isWhole) return;
+    const path = `stats/requests/${encodeURIComponent(requestId)}`;
     try {
-      const told = await this.ask(`stats/requests/${encodeURIComponent(requestId)}/tokens`, { signal });
-      if (turn === this.turn) this.show(new Routes(told));
+      const state = this.turnOf(requestId)?.answer.state ?? (await this.ask(path, { signal })).state;
+      const told = await this.ask(`${path}/tokens`, { signal });
+      if (requestId !== this.requestId) return;
+      this.show(new Routes(told));
+      this.isWhole = state !== "running"; // it was complete before its tokens were asked for
     } catch (error) {
       if (error.status !== 404) throw error;
+      this.isWhole = true;
       this.clear(tr("The server does not keep the tokens of this answer any more. Ask again to see them."));
     }
-    this.isWhole = turn === this.turn && state !== "running"; // it was complete before it was asked for
   }
 
-  /** List the answers of the conversation. A new one is shown at once. */
+  /** List the answers that can be shown. A new one of the conversation is shown at once. */
   offerAnswers() {
-    const { turns } = this;
-    const ids = turns.map(({ answer }) => answer.requestId);
-    this.controls.hidden = !turns.length;
-    if (String(ids) === String([...this.answers.options].map(({ value }) => value)) && this.turn?.answer.requestId === this.answers.value) return;
-    this.answers.replaceChildren(...turns.map(({ prompt, answer }, i) => make("option", { value: answer.requestId, textContent: `${i + 1}. ${prompt.content.slice(0, TITLE_LENGTH)}` })));
-    this.choose(turns.at(-1));
+    const offered = this.turns.map(({ prompt, answer }, i) => [answer.requestId, `${i + 1}. ${prompt.content.slice(0, TITLE_LENGTH)}`]);
+    if (this.foreign) offered.push([this.foreign, tr("Request {id}", { id: this.foreign })]);
+    const known = [...this.answers.options].map(({ value }) => value);
+    if (this.controls.hidden === !offered.length && String(offered.map(([id]) => id)) === String(known)) return;
+    this.controls.hidden = !offered.length;
+    this.answers.replaceChildren(...offered.map(([value, textContent]) => make("option", { value, textContent })));
+    this.choose(this.turns.at(-1)?.answer.requestId ?? this.foreign);
   }
 
-  choose(turn) {
-    this.turn = turn;
+  choose(requestId) {
+    this.requestId = requestId;
     this.isWhole = false;
-    if (turn) this.answers.value = turn.answer.requestId;
-    this.clear(turn ? tr("Loading…") : tr("Ask something, and each token of the answer shows its experts here."));
+    if (requestId) this.answers.value = requestId;
+    this.clear(requestId ? tr("Loading…") : tr("Ask something, and each token of the answer shows its experts here."));
   }
 
   clear(state) {
@@ -91,9 +107,15 @@ export class TokensView {
 
   show(routes) {
     const texts = routes.tokens.filter(({ role }) => role === "prompt").map(({ text }) => text);
-    const messages = requestMessages(this.chat.turns, this.turn.prompt, this.chat.settings.systemPrompt);
-    this.text.show(routes, templateParts(texts, messages.map(({ content }) => content)));
+    const messages = this.messages();
+    this.text.show(routes, messages ? templateParts(texts, messages) : texts.map(() => false));
     this.showAbout();
+  }
+
+  /** The texts that the prompt was made of; null: not known here. */
+  messages() {
+    const turn = this.turnOf(this.requestId);
+    return turn ? requestMessages(this.chat.turns, turn.prompt, this.chat.settings.systemPrompt).map(({ content }) => content) : null;
   }
 
   showLayer(row) {

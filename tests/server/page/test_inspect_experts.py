@@ -1,0 +1,206 @@
+"""The view of experts: the map, the place of experts, tokens in the colours of their experts."""
+
+from __future__ import annotations
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
+
+from moeflow.core.engine_messages import EngineStats
+from tests.server.page.parts import button, send_and_wait, turns
+from tests.server.page.scripted_experts import ANSWER, PROMPT, Script
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
+
+
+@pytest.fixture
+def script():
+    return Script(num_layers=3, num_experts=4, top_k=2)
+
+
+@pytest.fixture
+def inspected(app, serve, open_page, script):
+    """Open a page with the view of experts, which is answered by the script."""
+
+    def inspected(**options):
+        page = open_page(serve(app), **options)
+        script.play(page)
+        send_and_wait(page, "Why me?")
+        button(page, "Inspect").click()
+        return page
+
+    return inspected
+
+
+def view(page):
+    return page.get_by_role("tabpanel", name="Experts")
+
+
+def heat_map(page):
+    return view(page).get_by_role("application")
+
+
+def tooltip(page):
+    return page.locator(".tooltip:visible")
+
+
+def tokens(page):
+    return view(page).get_by_role("listbox", name="Tokens").get_by_role("option")
+
+
+def fact(page, term):
+    """The detail beside a term."""
+    return view(page).locator("dl.facts > div").filter(has=page.get_by_text(term, exact=True)).locator("dd")
+
+
+def table(page):
+    """The counts of the shown table, without the layers' numbers."""
+    rows = view(page).get_by_role("region", name="Tokens of each expert").locator("tbody tr").all()
+    return [[int(text.replace(",", "")) for text in row.locator("td").all_inner_texts()] for row in rows]
+
+
+def violations(page):
+    return {rule["id"]: [node["html"][:200] for node in rule["nodes"]] for rule in Axe().run(page).response["violations"]}
+
+
+def test_keys_reach_every_cell_and_choose_an_expert(inspected, script):
+    page = inspected()
+    heat_map(page).focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
+        page.keyboard.press(key)
+    expect(tooltip(page)).to_contain_text("Layer 2, expert 1")
+    share = script.counts()[1][1] / script.experts()["total"]["tokens"]
+    expect(tooltip(page)).to_contain_text(f"{script.counts()[1][1]} tokens, {share:.0%} of them all")
+    expect(tooltip(page)).to_contain_text("In: a slot of main memory")
+    expect(tooltip(page)).to_contain_text("7 hits, 2 misses")
+    expect(page.locator("#announcer")).to_contain_text("Layer 2, expert 1")
+    page.keyboard.press("Enter")
+    detail = view(page).locator(".expert-detail")
+    expect(detail.get_by_role("heading", name="Layer 2, expert 1")).to_be_visible()
+    expect(view(page).get_by_role("slider", name="Layer")).to_have_value("1")
+    chosen = [place for place in range(1, len(PROMPT + ANSWER) - 1) if 1 in script.chosen(1, place)]
+    marked = tokens(page).evaluate_all("all => all.flatMap((it, i) => (it.classList.contains('is-chosen') ? [i] : []))")
+    assert marked == chosen
+    expect(detail.get_by_role("listitem")).to_have_count(len({(PROMPT + ANSWER)[place] for place in chosen}))
+    detail.get_by_role("button", name="Close").click()
+    expect(detail).to_be_hidden()
+    expect(view(page).locator(".tokens .is-chosen")).to_have_count(0)
+
+
+def test_tokens_have_the_colours_of_their_experts(inspected, script):
+    page = inspected()
+    expect(tokens(page)).to_have_count(len(PROMPT + ANSWER))
+    slider = view(page).get_by_role("slider", name="Layer")
+    for row, layer in enumerate(script.layers):
+        if row:
+            slider.press("ArrowRight")
+        expect(slider).to_have_attribute("aria-valuetext", f"Layer {layer}")
+        shown = tokens(page).evaluate_all("all => all.map(({ dataset }) => [dataset.expert, dataset.first, dataset.second])")
+        for place, (expert, first, second) in enumerate(shown):
+            if place in (0, len(shown) - 1):
+                assert (expert, first) == ("", "none")
+            else:  # each of a few experts has its own colour
+                assert [expert, first, second] == [str(script.chosen(row, place)[it]) for it in (0, 0, 1)]
+    assert tokens(page).evaluate_all("all => all.map((it) => it.classList.contains('is-template'))") == [
+        it.startswith("<|") for it in PROMPT + ANSWER
+    ]
+    tokens(page).first.hover()
+    expect(tooltip(page)).to_contain_text("Not computed: found in the prefix cache.")
+    view(page).get_by_role("listbox", name="Tokens").focus()
+    page.keyboard.press("End")
+    expect(tooltip(page)).to_contain_text("Not computed: no token follows it.")
+    page.keyboard.press("ArrowLeft")
+    expect(tooltip(page)).to_contain_text(f"Layer 3: experts {', '.join(map(str, script.chosen(2, len(PROMPT + ANSWER) - 2)))}")
+    view(page).get_by_label("Show numbers").check()
+    assert tokens(page).nth(2).evaluate("it => getComputedStyle(it, '::after').content") == f'"{script.chosen(2, 2)[0]}"'
+
+
+def test_layers_play_like_a_film(inspected):
+    page = inspected()
+    expect(tokens(page)).to_have_count(len(PROMPT + ANSWER))
+    button(page, "Play").click()
+    slider = view(page).get_by_role("slider", name="Layer")
+    expect(slider).to_have_value("1")
+    expect(slider).to_have_value("2")
+    expect(button(page, "Play")).to_be_visible()  # it has ended
+
+
+def test_experts_from_disk_are_told_of_only_where_there_are_some(inspected, engine):
+    page = inspected()
+    expect(fact(page, "another machine")).to_have_text("2 experts (17%)")
+    expect(fact(page, "Memory limit")).to_have_count(0)
+    engine.snapshot = EngineStats(
+        memory_limit_bytes=3 * 2**30,
+        expert_slots=500,
+        experts_in_slots=321,
+        experts_on_disk=1920,
+        is_prefetching=True,
+        expert_hits_total=60,
+        expert_late_total=5,
+        expert_misses_total=35,
+        expert_stall_s_total=1.26,
+        expert_demand_bytes_total=2**30,
+        expert_prefetched_bytes_total=2**29,
+    )
+    expected = {
+        "Memory limit": "3.00 GiB",
+        "In memory": "321 of 1920",
+        "Found there": "60%",
+        "Late: the read had begun": "5",
+        "Misses": "35",
+        "Waited for disk": "1.3 s",
+        "Read": "1.50 GiB",
+        "Read ahead": "on",
+    }
+    for term, text in expected.items():
+        expect(fact(page, term)).to_contain_text(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"num_experts": 0, "top_k": 0, "layers": []}, "scripted has no experts"),
+        ({"not_counted": "the other machine cannot count"}, "Tokens are not counted: the other machine cannot count"),
+        ({"is_counting": False}, "Counting begins with the next pass."),
+    ],
+    ids=["dense", "not counted", "just begun"],
+)
+def test_why_there_is_nothing_to_see(inspected, script, changes, text):
+    nothing = {"tokens": 0, "counts": []}
+    script.changes = {**changes, "total": nothing, "last_pass": nothing, "last_minute": nothing}
+    page = inspected()
+    expect(view(page).get_by_text(text)).to_be_visible()
+    expect(heat_map(page)).to_be_visible(visible="num_experts" not in changes)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"color_scheme": "light"}, {"color_scheme": "dark"}, PHONE],
+    ids=["light", "dark", "phone"],
+)
+def test_axe_finds_nothing(inspected, options):
+    page = inspected(reduced_motion="reduce", **options)
+    expect(tokens(page)).to_have_count(len(PROMPT + ANSWER))
+    view(page).get_by_text("as a table").click()
+    view(page).get_by_text("Every layer").first.click()
+    heat_map(page).focus()
+    page.keyboard.press("Enter")
+    tokens(page).nth(2).click()
+    expect(tooltip(page)).to_be_visible()
+    assert violations(page) == {}
+
+
+def test_a_large_model_fits_a_phone(inspected, script):
+    script.__init__(num_layers=60, num_experts=256, top_k=8)
+    page = inspected(**PHONE)
+    expect(tokens(page)).to_have_count(len(PROMPT + ANSWER))
+    assert view(page).evaluate("it => it.scrollWidth - it.clientWidth") == 0
+    scroll = heat_map(page).locator("..")
+    assert scroll.evaluate("it => it.scrollWidth > it.clientWidth")  # cells are large enough to be hit
+    heat_map(page).focus()
+    for key in ("ArrowRight", "End", "PageDown"):
+        page.keyboard.press(key)
+    expect(tooltip(page)).to_contain_text("Layer 60, expert 255")
+    assert scroll.evaluate("it => it.scrollLeft + it.clientWidth >= it.scrollWidth - 1")
