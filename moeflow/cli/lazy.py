@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.checkpoint.hub.cache_layout import repositories
     from moeflow.checkpoint.hub.cached_models import cached_models, plan_removal, unfinished_bytes
     from moeflow.checkpoint.hub.local_models import find_model, hub_cache, local_path
-    from moeflow.checkpoint.hub.model_name import parse_model_name
+    from moeflow.checkpoint.hub.model_name import no_name, parse_model_name
     from moeflow.checkpoint.hub.pull import pull
     from moeflow.checkpoint.hub.remote_headers import HEADERS_PREFIX, remote_headers
     from moeflow.checkpoint.identity import called
@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # for the type checker only
     from moeflow.engine.recorded_forecast import recorded_forecast
     from moeflow.kv.disk.folder_usage import clear_folder, folder_bytes, folder_usage
     from moeflow.llm import LLM
+    from moeflow.models.downloaded import describe
     from moeflow.models.finite import find_not_finite
     from moeflow.models.loading import outline
     from moeflow.models.registry import read_bare_config, read_model_config

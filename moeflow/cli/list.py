@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
 from moeflow.cli import lazy
 from moeflow.cli.plain_progress import duration_text
-from moeflow.core.errors import MoeflowError
 from moeflow.core.units import format_bytes
 
 if TYPE_CHECKING:
-    from moeflow.checkpoint.hub.cached_models import CachedModel
+    from moeflow.models.downloaded import DownloadedModel
 
 EPILOG = """\b
 Examples:
@@ -31,26 +29,12 @@ The models are those in the cache of the hub library, whichever tool has fetched
 DAY_S = 24 * 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRow:
-    """The columns of a model."""
-
-    name: str
-    format: str
-    size_bytes: int
-    family: str | None
-    is_supported: bool
-    problem: str | None  # why not
-    last_used_s: float  # since the epoch
-    path: str
-
-
 @click.command("list", epilog=EPILOG)
 @click.option("--json", "as_json", is_flag=True, help="Print them as JSON, with paths.")
 def list_models(as_json: bool) -> None:
     """List the downloaded models: format, size, family, last use."""
     cache = lazy.hub_cache()
-    rows = [row_of(model) for model in lazy.cached_models(cache)]
+    rows = [lazy.describe(model) for model in lazy.cached_models(cache)]
     if as_json:
         click.echo(json.dumps([asdict(row) for row in rows], indent=2))
         return
@@ -62,27 +46,7 @@ def list_models(as_json: bool) -> None:
         click.echo(f"No models in {cache}. `moeflow pull OWNER/NAME` fetches one.", err=True)
 
 
-def row_of(model: CachedModel) -> ModelRow:
-    """Return the columns of a model; reads its headers."""
-    family, problem = None, None
-    try:
-        with closing(lazy.open_checkpoint(model.path)) as checkpoint:
-            family = lazy.read_model_config(checkpoint).model_type
-    except MoeflowError as error:
-        problem = str(error)
-    return ModelRow(
-        name=str(model.name),
-        format="GGUF" if model.name.file else "safetensors",
-        size_bytes=model.num_bytes,
-        family=family,
-        is_supported=problem is None,
-        problem=problem,
-        last_used_s=model.last_used_s,
-        path=str(model.path),
-    )
-
-
-def lines_of(rows: list[ModelRow]) -> list[str]:
+def lines_of(rows: list[DownloadedModel]) -> list[str]:
     """Write rows as a table."""
     if not rows:
         return []

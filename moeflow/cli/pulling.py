@@ -25,7 +25,7 @@ def model_name(text: str) -> ModelName:
     """Return what a model's name says. Raises: click.UsageError if it is none."""
     name = lazy.parse_model_name(text)
     if name is None:
-        raise click.UsageError(f"{text!r} is no model's name: OWNER/NAME, OWNER/NAME:TAG or OWNER/NAME@REVISION")
+        raise click.UsageError(lazy.no_name(text))
     return name
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from moeflow.core.plan import Plan
     from moeflow.planner.hardware.host import HostResources
     from moeflow.server.config import ServerConfig
-    from moeflow.server.launch import PlannedModel
+    from moeflow.server.launch import PlanMore, PlannedModel
 
 
 def named_paths(models: Sequence[str], *, pulls: bool) -> dict[str, str]:
@@ -71,6 +71,7 @@ class SeveralModels:
 
     models: dict[str, PlannedModel]  # by the name that requests give
     budget_bytes: int  # that the user set, or that this machine has now
+    plan_more: PlanMore | None = None  # for models that are added while the server runs
 
     @classmethod
     def of(cls, overrides: dict[str, Any], paths: dict[str, str]) -> SeveralModels:
@@ -79,17 +80,18 @@ class SeveralModels:
         if given := [flag for name, flag in {"plan_file": "--plan", **of_one}.items() if overrides.get(name)]:
             raise click.UsageError(f"{given[0]} is for one model: leave it out, or serve one")
         resources = lazy.host_resources(overrides.get("device", "auto"), overrides.get("cache_dir"))
-        models = {}
-        for name, path in paths.items():
+
+        def planned_model(name: str, path: str) -> tuple[str, PlannedModel]:
             own = {**overrides, "model": path, "model_name": name}
-            models[lazy.served_name(name, overrides)] = lazy.PlannedModel(
-                path, _planner(own, resources), overrides.get("max_model_len")
-            )
-        return cls(models, overrides.get("memory_bytes") or resources.available_bytes)
+            model = lazy.PlannedModel(path, _planner(own, resources), overrides.get("max_model_len"))
+            return lazy.served_name(name, overrides), model
+
+        models = dict(planned_model(name, path) for name, path in paths.items())
+        return cls(models, overrides.get("memory_bytes") or resources.available_bytes, planned_model)
 
     def serve(self, config: ServerConfig) -> int:
         """Serve them; return the exit code. Blocks: until a signal ends it."""
-        return lazy.serve_several(self.models, self.budget_bytes, config)
+        return lazy.serve_several(self.models, self.budget_bytes, config, self.plan_more)
 
     def explain(self) -> int:
         """Print what would be chosen for each, and whether all fit; return the exit code: 1 if one cannot be planned.

@@ -171,6 +171,13 @@ class Supervisor:
     def _make_replica(self, name: str, start: Start) -> Replica:
         return Replica(name, start, self._make_limits(), self, self._scheduler)
 
+    @property
+    def fixed_reason(self) -> str:
+        """Why the number of replicas cannot be changed, with what to start instead; "" if it can."""
+        if self._places is None or self._places.ranks.has_first_here:
+            return "the number of engines on one machine is fixed: start with --replicas and --ray-address"
+        return ""
+
     def scale(self, num_replicas: int) -> None:
         """Have this number of replicas on other machines. New ones begin once they have a place there; requests of
         removed ones continue in others.
@@ -180,8 +187,8 @@ class Supervisor:
         if self._end:
             raise EngineError(self._end)
         places, launcher = self._places, self._launcher
-        if places is None or places.ranks.has_first_here:
-            raise ConfigError("the number of engines on one machine is fixed: start with --replicas and --ray-address")
+        if places is None or self.fixed_reason:
+            raise ConfigError(self.fixed_reason)
         if num_replicas < 1:
             raise ConfigError("at least one replica must stay")
         names = {replica.name for replica in self._replicas}

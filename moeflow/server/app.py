@@ -11,7 +11,18 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from moeflow.engine.generator import Generator
-from moeflow.server.api import batches, files, lm_studio, models, replicas, request_stories, status, tokenize
+from moeflow.server.api import (
+    batches,
+    files,
+    lm_studio,
+    model_changes,
+    models,
+    replicas,
+    request_stories,
+    server_log,
+    status,
+    tokenize,
+)
 from moeflow.server.api.chat import chat
 from moeflow.server.api.chat.chat_objects import ChatChunk
 from moeflow.server.api.completions import completions
@@ -22,6 +33,7 @@ from moeflow.server.api.ollama import chat as ollama_chat
 from moeflow.server.api.ollama import embed as ollama_embed
 from moeflow.server.api.ollama import generate as ollama_generate
 from moeflow.server.api.ollama import models as ollama_models
+from moeflow.server.api.ollama import pull as ollama_pull
 from moeflow.server.api.ollama import refused as ollama_refused
 from moeflow.server.api.openapi import ERRORS, complete_document
 from moeflow.server.api.pooling import classification, embeddings, scores
@@ -111,6 +123,7 @@ def create_app(
         ollama_generate,
         ollama_embed,
         ollama_models,
+        ollama_pull,
         ollama_refused,
         lm_studio,
         scores,
@@ -120,6 +133,8 @@ def create_app(
         status,
         request_stories,
         replicas,
+        model_changes,
+        server_log,
     ):
         app.include_router(part.router, dependencies=key_in_document)
     complete_document(app, service, CompletionChunk, ChatChunk, *RESPONSE_EVENTS, *MESSAGE_EVENTS)

@@ -59,6 +59,8 @@ class PlannedModel(NamedTuple):
     max_model_len: int | None = None  # that the user set
 
 
+PlanMore = Callable[[str, str], tuple[str, PlannedModel]]  # name and path to the served name, and how it is planned
+
 _BROKEN = 0  # among signals: the engine or HTTP has failed
 _FORCED = 128  # shells' way to say "ended by signal": 128 + its number
 
@@ -85,10 +87,15 @@ def serve(plan: Callable[[], Plan], config: ServerConfig) -> int:
         return asyncio.run(_serve(listener, decided, config, tracer))
 
 
-def serve_several(models: Mapping[str, PlannedModel], budget_bytes: int, config: ServerConfig) -> int:
+def serve_several(
+    models: Mapping[str, PlannedModel],
+    budget_bytes: int,
+    config: ServerConfig,
+    plan_more: PlanMore | None = None,
+) -> int:
     """Serve several models, by their names, likewise; each is loaded when a request asks for it.
 
-    `budget_bytes` is the total memory of loaded models.
+    `budget_bytes` is the total memory of loaded models. `plan_more` plans models that are added later.
 
     Blocks: until a signal ends it.
     Raises: ConfigError for host or port.
@@ -103,7 +110,7 @@ def serve_several(models: Mapping[str, PlannedModel], budget_bytes: int, config:
         contextlib.closing(tracer) if tracer else contextlib.nullcontext(),
     ):
         _warn_if_open(config)
-        return asyncio.run(_serve_several(listener, models, budget_bytes, config, tracer))
+        return asyncio.run(_serve_several(listener, models, budget_bytes, config, tracer, plan_more))
 
 
 def _check_files(config: ServerConfig) -> None:
@@ -142,12 +149,18 @@ async def _serve_several(
     budget_bytes: int,
     config: ServerConfig,
     tracer: tracing.RequestTracer | None,
+    plan_more: PlanMore | None,
 ) -> int:
-    sources = [
-        served_model.ModelSource(name, model.path, partial(_prepare, model.plan, config), model.max_model_len)
-        for name, model in models.items()
-    ]
-    pool = model_pool.ModelPool(sources, max_queue=config.max_queue, budget_bytes=budget_bytes)
+    def source_of(name: str, model: PlannedModel) -> served_model.ModelSource:
+        prepare = partial(_prepare, model.plan, config)
+        return served_model.ModelSource(name, model.path, prepare, model.max_model_len)
+
+    pool = model_pool.ModelPool(
+        [source_of(name, model) for name, model in models.items()],
+        max_queue=config.max_queue,
+        budget_bytes=budget_bytes,
+        source_of=None if plan_more is None else lambda name, path: source_of(*plan_more(name, path)),
+    )
     with _received_signals() as signals:
         app = web_app.create_app(None, config, tracer.trace if tracer else None, pool=pool)
         jobs = app.state.jobs = _open_jobs(config, app.state.service)
@@ -274,6 +287,7 @@ async def _answering(
             if rpc is not None:
                 await rpc.stop(0 if http.force_exit else http_server.FLUSH_S)
             await answering
+            await http.service.pulls.cancel()
             if jobs is not None:
                 await jobs.close()
 

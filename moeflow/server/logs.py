@@ -14,6 +14,7 @@ from typing import Any, Literal, TextIO
 
 import msgspec
 
+from moeflow.server.log_ring import log_ring
 from moeflow.server.stderr_lines import take_stderr
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -22,15 +23,15 @@ LogFormat = Literal["text", "json"]
 
 def start_logs(level: LogLevel, form: LogFormat) -> None:
     """Log to stderr until the process ends. With JSON, all that anything writes to stderr becomes objects."""
-    configure_logs(level, form, take_stderr(JsonLines()) if form == "json" else sys.stderr)
+    configure_logs(level, form, take_stderr(JsonLines(), log_ring().handle) if form == "json" else sys.stderr)
 
 
 def configure_logs(level: LogLevel, form: LogFormat, stream: TextIO) -> None:
-    """Send this process's log to a stream; libraries' lines only from "warning" on."""
+    """Send this process's log to a stream and to its ring; libraries' lines only from "warning" on."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_formatter(form))
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [handler, log_ring()]
     own = logging.getLogger("moeflow")
     own.setLevel(level.upper())
     root.setLevel(max(own.level, logging.WARNING))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from moeflow.core.engine_messages import EngineStats
@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 PATIENCE_S = 5.0  # how long new requests for loaded models go before one that waits for memory
 _BATCH_PAUSE_S = 4 * RETRY_AFTER_S  # jobs begin nothing for so long where a request was refused because of their work
 _LOOK_S = 0.02
+_FIXED = (
+    "This server has one fixed model, so no other one can be loaded. To load and unload models, start it with several: "
+    "`moeflow serve --model MODEL --model MODEL`"
+)
 _MAX_NAMED = 20  # models in a message
 _LATEST = ":latest"  # the tag that a name without one has in Ollama
 
@@ -50,15 +54,18 @@ class ModelPool:
         max_wait_s: float = MAX_WAIT_S,
         patience_s: float = PATIENCE_S,
         occupancy: Occupancy | None = None,
+        source_of: Callable[[str, str], ModelSource] | None = None,
     ) -> None:
         """Without sources there is one model, which has to be attached. The budget is that of those with sources.
 
-        `occupancy` counts the one model's sequences in all processes of the server.
+        `occupancy` counts the one model's sequences in all processes of the server. `source_of` returns the source for
+        a name and a path, of a model that comes later; without it, the models are those of the start.
         """
         one = [ServedModel(max_queue, occupancy=occupancy)]
         self._models = [ServedModel(max_queue, source) for source in sources] or one
         self._max_queue = max_queue
         self._budget_bytes = budget_bytes
+        self._source_of = source_of
         self._max_wait_s, self._patience_s = max_wait_s, patience_s
         self._loading: dict[ServedModel, asyncio.Task[None]] = {}
         self._num_waiting: dict[ServedModel, int] = {}
@@ -111,6 +118,30 @@ class ModelPool:
             message = f"model {name[:80]!r} not found; this server has {names}"
             raise ApiError(404, "model_not_found", message + (f" and {more} more" if more > 0 else ""), param="model")
         return found
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether models may be added."""
+        return self._source_of is not None
+
+    def add(self, name: str, path: str) -> ServedModel:
+        """Return the model of that path, which is served from now on if it was not. It is not loaded.
+
+        Raises: ApiError 409 if no model can be added, or another one has the name.
+        """
+        found = next((it for it in self._models if it.source is not None and it.source.path == path), None)
+        if found is not None:
+            return found
+        if self._source_of is None:
+            raise ApiError(409, "models_fixed", _FIXED, param="model")
+        source = self._source_of(name, path)
+        if any(model.name == source.name for model in self._models):
+            message = f"another model is called {source.name!r} here: restart with --model NAME={name}"
+            raise ApiError(409, "model_name_taken", message, param="model")
+        model = ServedModel(self._max_queue, source)
+        self._models.append(model)
+        logger.info("model %s is added, and loaded when it is asked for", model.name)
+        return model
 
     async def load(self, model: ServedModel, *, is_batch: bool = False) -> None:
         """Return when a model is loaded; that is so until the caller awaits something, or uses it.
@@ -179,6 +210,16 @@ class ModelPool:
         model.num_loads += 1
         model.load_s_total += time.monotonic() - begun_s
         logger.info("model %s is loaded, and may hold %s", model.name, format_bytes(num_bytes))
+
+    @property
+    def fixed_reason(self) -> str:
+        """Why models neither come nor go here, with what to start instead; "" if they do."""
+        return _FIXED if self.only is not None else ""
+
+    def require_several(self) -> None:
+        """Return if models come and go here. Raises: ApiError 409."""
+        if self.fixed_reason:
+            raise ApiError(409, "models_fixed", self.fixed_reason)
 
     def unload(self, model: ServedModel) -> None:
         """Unload a model, unless it is in use, or stays because nothing could load it again."""

@@ -5,26 +5,42 @@ The server may listen before its one model is loaded, which then comes later, on
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Literal
 
 from fastapi import Request
 
+from moeflow.checkpoint.hub.model_name import ModelName
 from moeflow.engine.client import EngineClient
 from moeflow.engine.generator import Generator
 from moeflow.server.config import ServerConfig
+from moeflow.server.downloads import add_downloaded
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.api_keys import ApiKeys
 from moeflow.server.guard.large_bodies import LargeBodies
 from moeflow.server.metrics import Metrics
 from moeflow.server.model_pool import ModelPool
+from moeflow.server.pulls import Pulls
 from moeflow.server.response_store import Conversations, OwnConversations, ResponseStore
 from moeflow.server.served_model import RETRY_AFTER_S, ServedModel
 from moeflow.server.stories.stories import Stories
 
+logger = logging.getLogger(__name__)
+
 Status = Literal["loading", "ready", "restarting", "stalled", "draining", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class FrontState:
+    """A process that answers HTTP before the same engines."""
+
+    number: int  # from 1 on
+    is_ready: bool  # it takes requests
+    stopped_s: float  # that it has not run for; 0: it runs
 
 
 class Service:
@@ -43,6 +59,8 @@ class Service:
         self.stories = Stories()
         self.responses = ResponseStore()
         self.conversations = conversations or OwnConversations(self.responses)
+        self.fronts: Callable[[], Sequence[FrontState]] = tuple  # replaced where there are some
+        self.pulls = Pulls(self._serve_pulled)
         self.started_s = time.monotonic()
         self._is_draining = False
 
@@ -57,6 +75,14 @@ class Service:
         assert model is not None, "of several models, each is loaded when it is asked for"
         model.attach(generator)
         self.metrics.generation.of(model.name)
+
+    def _serve_pulled(self, name: ModelName, path: str) -> None:
+        """Have a model that has been pulled served, where models may be added."""
+        if self.models.can_grow:
+            try:
+                add_downloaded(self.models, name, path)
+            except ApiError as error:
+                logger.warning("%s is pulled, and not served: %s", name, error.detail)
 
     def reload_keys(self) -> None:
         """Read the file of keys again. Raises: ConfigError; the keys then stay as they are."""

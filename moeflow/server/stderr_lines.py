@@ -11,24 +11,29 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Callable
 from typing import IO, TextIO
 
 _LINE = re.compile(
     r"(?:[\d-]+ [\d:,]+ (?:rank \d+ )?(?P<level>[A-Z]+) (?P<logger>[\w.]+): |(?P<word>error|warning|note): )?"
     r"(?P<message>.*)"
 )
+Note = Callable[[logging.LogRecord], object]
 _DRAIN_S = 2.0  # at the end of the process
 
 
-def take_stderr(formatter: logging.Formatter) -> TextIO:
-    """Format all plain lines on stderr from now on; return the stream where formatted lines go."""
+def take_stderr(formatter: logging.Formatter, note: Note) -> TextIO:
+    """Format all plain lines on stderr from now on; return the stream where formatted lines go.
+
+    `note` gets the record of each, in a thread.
+    """
     stderr_fd = sys.__stderr__.fileno() if sys.__stderr__ is not None else 2
     stream = os.fdopen(os.dup(stderr_fd), "w", encoding="utf-8", errors="backslashreplace")
     read_fd, write_fd = os.pipe()
     os.dup2(write_fd, stderr_fd)
     os.close(write_fd)
     reader = threading.Thread(
-        target=_copy, args=(os.fdopen(read_fd, encoding="utf-8", errors="backslashreplace"), stream, formatter)
+        target=_copy, args=(os.fdopen(read_fd, encoding="utf-8", errors="backslashreplace"), stream, formatter, note)
     )
     reader.daemon = True
     reader.start()
@@ -51,9 +56,11 @@ def record_of_line(line: str) -> logging.LogRecord:
     return logging.LogRecord(match["logger"] or "moeflow", level, "", 0, match["message"], None, None)
 
 
-def _copy(lines: IO[str], stream: TextIO, formatter: logging.Formatter) -> None:
+def _copy(lines: IO[str], stream: TextIO, formatter: logging.Formatter, note: Note) -> None:
     with lines:
         for line in lines:
             if line := line.rstrip():
-                stream.write(formatter.format(record_of_line(line)) + "\n")
+                record = record_of_line(line)
+                stream.write(formatter.format(record) + "\n")
                 stream.flush()
+                note(record)

@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
+from moeflow.core.truncated_repr import truncated_repr
+
 MAIN: Final = "main"  # the revision, if none is named
 
 _PREFIX = re.compile(r"hf://|(https://)?(huggingface\.co|hf\.co)/")  # as people copy names from pages and other tools
@@ -47,3 +49,8 @@ def parse_model_name(text: str) -> ModelName | None:
         return None
     revision = match["revision"]
     return ModelName(match["repo"], revision or MAIN, match["file"] or "", names_main=revision == MAIN)
+
+
+def no_name(text: str) -> str:
+    """Return the message for a text that is no name of a model on a hub."""
+    return f"{truncated_repr(text)} is no model's name: OWNER/NAME, OWNER/NAME:TAG or OWNER/NAME@REVISION"

@@ -20,14 +20,17 @@ from moeflow.server.fronts.messages import (
     Found,
     FromFront,
     Link,
+    Logged,
     Lost,
     Running,
     Search,
+    Started,
     State,
     Stored,
     Tokens,
     Told,
 )
+from moeflow.server.log_ring import log_ring
 from moeflow.server.service import Service
 from moeflow.server.stories.story import Story
 
@@ -97,15 +100,21 @@ class Desk:
             if history is not None:
                 found = Found(message.number, history.lists, history.num_containers)
             self.link.send(found)
-        elif isinstance(message, Counts):
+        elif isinstance(message, Started):
+            self._on_work()
+        else:
+            self._note(message)
+
+    def _note(self, message: Running | Told | Counts | Logged) -> None:
+        """Take a report of the front's own work."""
+        if isinstance(message, Counts):
             self._service.metrics.others.note(self._number, message.counts)
         elif isinstance(message, Told):
             self._service.stories.keep(message.story)
-        elif isinstance(message, Running):
-            if (asked := self._asked.get(message.number)) is not None and not asked.done():
-                asked.set_result(message.stories)
-        else:
-            self._on_work()
+        elif isinstance(message, Logged):
+            log_ring().take(message.lines)
+        elif (asked := self._asked.get(message.number)) is not None and not asked.done():
+            asked.set_result(message.stories)
 
     async def _running(self) -> list[Story]:
         """Return the stories of what runs in the front; none if it does not answer soon."""

@@ -24,7 +24,7 @@ from moeflow.server.fronts.desk import Desk
 from moeflow.server.fronts.messages import Drain, FromFront, Link, Settings, Stop
 from moeflow.server.guard.occupancy import Occupancy
 from moeflow.server.logs import log_descriptor
-from moeflow.server.service import Service
+from moeflow.server.service import FrontState, Service
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,7 @@ class Fronts:
     ) -> AsyncIterator[None]:
         """Run them. `on_failure` is called when one has died for good."""
         self._listener, self._service, self._on_failure = listener, service, on_failure
+        service.fronts = self.states
         keeping = [asyncio.create_task(self._keep(1 + number)) for number in range(self._number)]
         showing = asyncio.create_task(self._show_state())
         try:
@@ -86,6 +87,14 @@ class Fronts:
         for desk in self._desks.values():
             desk.attach(client)
         await self._have_all_started.wait()
+
+    def states(self) -> list[FrontState]:
+        """Return how each of them is."""
+        watches = {number: self._watches.get(number) for number in range(1, 1 + self._number)}
+        return [
+            FrontState(number, watch is not None and number in self._started, 0.0 if watch is None else watch.stopped_s)
+            for number, watch in watches.items()
+        ]
 
     def drain(self) -> None:
         """Have all refuse new requests, later fronts too."""
@@ -162,6 +171,7 @@ class Fronts:
             return await process.wait()
         finally:
             del self._desks[number], self._processes[number], self._watches[number]
+            self._started.discard(number)
             self.occupancy.clear(number)
             with contextlib.suppress(ProcessLookupError):
                 if process.returncode is None:

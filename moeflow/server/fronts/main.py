@@ -28,6 +28,7 @@ from moeflow.server.fronts.messages import (
     Drain,
     Found,
     Link,
+    Logged,
     Running,
     Settings,
     Started,
@@ -38,6 +39,7 @@ from moeflow.server.fronts.messages import (
 from moeflow.server.guard.occupancy import Occupancy
 from moeflow.server.http_server import HttpServer
 from moeflow.server.loading import load_tokenizer
+from moeflow.server.log_ring import log_ring
 from moeflow.server.logs import start_logs
 from moeflow.server.model_pool import ModelPool
 from moeflow.server.open_connections import max_connections, raise_descriptor_limit
@@ -107,13 +109,16 @@ class Front:
             self._client.take(message)
 
     async def _send_counts(self) -> None:
-        """Send counts whenever there are new ones."""
-        sent = None
+        """Send counts and lines of the log whenever there are new ones."""
+        sent, last_line = None, 0
         while True:
             await asyncio.sleep(_COUNTS_S)
             if (counts := self._service.metrics.counts()) != sent:
                 self._link.send(Counts(counts))
                 sent = counts
+            if lines := log_ring().since(last_line):
+                self._link.send(Logged(lines))
+                last_line = lines[-1].number
 
     def _reload(self) -> None:
         try:

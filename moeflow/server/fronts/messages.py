@@ -14,6 +14,7 @@ import msgspec
 from moeflow.core.engine_messages import Cancellation, ModelInfo, Submission, TokenOutput
 from moeflow.engine.client import EngineState
 from moeflow.server.config import ServerConfig
+from moeflow.server.log_ring import LogLine
 from moeflow.server.metric_sums import Count
 from moeflow.server.stories.story import Story
 
@@ -118,8 +119,14 @@ class Counts(msgspec.Struct, frozen=True, tag="counts"):
     counts: list[Count]
 
 
+class Logged(msgspec.Struct, frozen=True, tag="logged"):
+    """New lines of a front's log."""
+
+    lines: list[LogLine]
+
+
 ToFront = Settings | Attached | Tokens | Lost | State | Found | AskRunning | Drain | Stop
-FromFront = Started | Submission | Cancellation | Stored | Search | Running | Told | Counts
+FromFront = Started | Submission | Cancellation | Stored | Search | Running | Told | Counts | Logged
 
 
 class Link(Generic[Received]):

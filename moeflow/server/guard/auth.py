@@ -16,6 +16,7 @@ from moeflow.server.request_log import record_of
 _GUARDED = frozenset(  # and all of the API
     ("/classify", "/rerank", "/score", "/tokenize", "/detokenize", "/stats", "/metrics", "/version", "/replicas")
 )
+_GUARDED_BELOW = ("/stats/", "/models/")
 
 
 def api_key_check(keys: ApiKeys) -> Check:
@@ -58,4 +59,4 @@ def given_keys(headers: Headers) -> list[bytes]:
 
 def _is_guarded(path: str) -> bool:
     """Return whether the router may find an endpoint of the API there. It ignores a newline at the end of a path."""
-    return path.removesuffix("\n") in _GUARDED or path.startswith((*API_PREFIXES, "/stats/"))
+    return path.removesuffix("\n") in _GUARDED or path.startswith((*API_PREFIXES, *_GUARDED_BELOW))

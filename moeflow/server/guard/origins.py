@@ -32,7 +32,7 @@ def origin_check(config: ServerConfig) -> Check:
 
     def check(scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
-        if scope["method"] in _SAFE_METHODS or _is_ours(headers, allowed_names) or _is_allowed(headers, config):
+        if scope["method"] in _SAFE_METHODS or is_ours(headers, allowed_names) or _is_allowed(headers, config):
             return None
         message = (
             "A web page of another origin may not do this. If the page is this server's own, behind a proxy, "
@@ -50,7 +50,8 @@ def _is_allowed(headers: Headers, config: ServerConfig) -> bool:
     return bool(origins) and ("*" in config.cors_origins or set(origins) <= set(config.cors_origins))
 
 
-def _is_ours(headers: Headers, allowed_names: set[str]) -> bool:
+def is_ours(headers: Headers, allowed_names: set[str]) -> bool:
+    """Return whether a request comes from our own page or from a program. `allowed_names`: of hosts, in lower case."""
     sites = headers.getlist("sec-fetch-site")
     if sites:
         return all(site.strip().lower() in _OUR_SITES for site in sites)

@@ -9,7 +9,6 @@ from fastapi import APIRouter
 from moeflow.server.errors import ApiError
 
 _REASONS = {
-    ("POST", "/api/pull"): "does not pull models. Start it with --model and the model's name",
     ("POST", "/api/push"): "does not push models. Copy the model's files yourself",
     ("POST", "/api/create"): "does not create models. Start it with --model and the model's folder",
     ("POST", "/api/copy"): "does not copy models. Start it with --model NAME=PATH for another name",

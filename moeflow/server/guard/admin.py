@@ -1,0 +1,64 @@
+"""Whom the server lets manage its models and engines, and read its log.
+
+A change needs an API key: a server without keys takes none. Only the server's own page and programs may ask, so even
+origins that `--cors-origin` allows are refused. Without keys, reading is for programs and the page on this machine.
+"""
+
+from __future__ import annotations
+
+from fastapi import Request
+from starlette.datastructures import Headers
+
+from moeflow.server.config import ServerConfig
+from moeflow.server.errors import ApiError
+from moeflow.server.guard.origins import is_ours
+from moeflow.server.request_log import record_of
+
+NO_KEY = "This server has no API key. Start it with MOEFLOW_API_KEY=SECRET or --api-keys-file FILE"
+
+
+def change_refusal(config: ServerConfig) -> str:
+    """Return why nobody may change anything, with the remedy; "" where a key is enough."""
+    return "" if config.needs_key else f"Changes need an API key. {NO_KEY}"
+
+
+def may_change(request: Request) -> None:
+    """Return if a request may change models or engines; for FastAPI's `Depends`. Raises: ApiError 403."""
+    config = _config_of(request)
+    _require_own_page(request, config)
+    if reason := change_refusal(config):
+        raise ApiError(403, "api_key_needed", reason)
+    _require_key(request)
+
+
+def may_read(request: Request) -> None:
+    """Return if a request may read about this machine; for FastAPI's `Depends`. Raises: ApiError 403."""
+    config = _config_of(request)
+    _require_own_page(request, config)
+    if config.needs_key:
+        _require_key(request)
+    elif not _is_for_this_machine(config):
+        reason = "Other machines may read this only with an API key"
+        raise ApiError(403, "api_key_needed", f"{reason}. {NO_KEY}")
+
+
+def _config_of(request: Request) -> ServerConfig:
+    config: ServerConfig = request.app.state.service.config
+    return config
+
+
+def _require_own_page(request: Request, config: ServerConfig) -> None:
+    if not is_ours(Headers(scope=request.scope), {name.lower() for name in config.allowed_hosts}):
+        message = "Only this server's own page and programs may do this, not a web page of another origin"
+        raise ApiError(403, "origin_not_allowed", message)
+
+
+def _require_key(request: Request) -> None:
+    """Return if the guard of keys has let the request in: a path that it does not guard stays closed."""
+    if record_of(request.scope).account is None:
+        raise ApiError(403, "api_key_needed", "A valid API key is needed")
+
+
+def _is_for_this_machine(config: ServerConfig) -> bool:
+    """Return whether only programs of this machine can ask, as far as the settings tell: a proxy brings others."""
+    return config.is_loopback and not (config.allowed_hosts or config.root_path or config.forwarded_allow_ips)
