@@ -35,6 +35,7 @@ from moeflow.server.api.ollama import generate as ollama_generate
 from moeflow.server.api.ollama import models as ollama_models
 from moeflow.server.api.ollama import pull as ollama_pull
 from moeflow.server.api.ollama import refused as ollama_refused
+from moeflow.server.api.ollama.pull import OllamaPullLine
 from moeflow.server.api.openapi import ERRORS, complete_document
 from moeflow.server.api.pooling import classification, embeddings, scores
 from moeflow.server.api.responses import responses
@@ -137,7 +138,7 @@ def create_app(
         server_log,
     ):
         app.include_router(part.router, dependencies=key_in_document)
-    complete_document(app, service, CompletionChunk, ChatChunk, *RESPONSE_EVENTS, *MESSAGE_EVENTS)
+    complete_document(app, service, CompletionChunk, ChatChunk, OllamaPullLine, *RESPONSE_EVENTS, *MESSAGE_EVENTS)
     add_error_handlers(app)
     add_page(app)
     checks = [] if service.keys is None else [api_key_check(service.keys)]

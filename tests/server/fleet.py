@@ -36,7 +36,7 @@ class Fleet:
     load_s: float = 0.0
     is_paused: bool = False  # whether engines stop after a token
 
-    def source(self, name: str) -> ModelSource:
+    def source(self, name: str, path: str | None = None) -> ModelSource:
         async def load(on_failure: Callable[[], None]) -> Generator:
             self.history.append(f"+{name}")
             await asyncio.sleep(self.load_s)
@@ -48,9 +48,9 @@ class Fleet:
         def prepare() -> Loadable:
             if self.problem:
                 raise CapacityError(f"{PATH}/{name} {self.problem}")
-            return Loadable(SIZES[name], load)
+            return Loadable(SIZES.get(name, 1), load)
 
-        return ModelSource(name, f"{PATH}/{name}", prepare)
+        return ModelSource(name, path or f"{PATH}/{name}", prepare)
 
     @property
     def status(self) -> dict[str, str]:
@@ -76,9 +76,10 @@ class Engine(FakeClient):
         await super().shutdown(deadline_s)
 
 
-def make_fleet(tokenizer: Tokenizer, *, max_queue: int = 64, **times) -> Fleet:
+def make_fleet(tokenizer: Tokenizer, *, max_queue: int = 64, api_key: str | None = None, **times) -> Fleet:
     fleet = Fleet(tokenizer)
     times = {"max_wait_s": 5.0, "patience_s": 5.0} | times
-    pool = ModelPool([fleet.source(name) for name in SIZES], max_queue=max_queue, budget_bytes=100, **times)
-    fleet.app = create_app(None, ServerConfig(max_queue=max_queue), pool=pool)
+    sources = [fleet.source(name) for name in SIZES]
+    pool = ModelPool(sources, max_queue=max_queue, budget_bytes=100, source_of=fleet.source, **times)
+    fleet.app = create_app(None, ServerConfig(max_queue=max_queue, api_key=api_key), pool=pool)
     return fleet

@@ -71,7 +71,8 @@ def main() -> None:
 
 
 def _end_with_input() -> None:
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 1):  # a buffered read would hold a lock when the process ends
+        pass
     os._exit(CANCELLED)  # threads that download have no other end
 
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 KEY = "geheim-ü"
 OPEN = {"/health", "/ready"}
 REFUSED = {  # of Ollama's API
-    *(("POST", f"/api/{verb}") for verb in ("pull", "push", "create", "copy", "blobs/{digest}")),
+    *(("POST", f"/api/{verb}") for verb in ("push", "create", "copy", "blobs/{digest}")),
     ("DELETE", "/api/delete"),
 }
 

@@ -335,8 +335,13 @@ async def test_the_model_is_named_with_what_makes_its_answers_differ(http, engin
     assert (await http.get("/stats")).json()["model"]["lossy_top_k"] == 3
 
 
-async def test_the_number_of_engines_on_one_machine_is_fixed(http):
-    refused = await http.post("/replicas", json={"num_replicas": 2})
-    assert refused.status_code == 409
-    assert refused.json()["error"]["code"] == "replicas_fixed"
-    assert (await http.post("/replicas", json={"num_replicas": 0})).status_code == 400
+async def test_the_number_of_engines_on_one_machine_is_fixed(make_app):
+    async with connect(make_app(api_key="k")) as http:
+        http.headers["x-api-key"] = "k"
+        refused = await http.post("/replicas", json={"num_replicas": 2})
+        assert refused.status_code == 409
+        assert refused.json()["error"]["code"] == "replicas_fixed"
+        assert (await http.post("/replicas", json={"num_replicas": 0})).status_code == 400
+        reason = "this server has one engine, in its own process"
+        told = {"num_replicas": 1, "scale_refusal": reason, "fronts": []}
+        assert (await http.get("/replicas")).json() == told

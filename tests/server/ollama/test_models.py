@@ -137,7 +137,7 @@ async def test_versions_and_probes(http):
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        *(("POST", f"/api/{verb}") for verb in ("pull", "push", "create", "copy", "blobs/sha256:0")),
+        *(("POST", f"/api/{verb}") for verb in ("push", "create", "copy", "blobs/sha256:0")),
         ("DELETE", "/api/delete"),
     ],
 )

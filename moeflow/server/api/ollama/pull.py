@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Response
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from moeflow.server.api.ollama.route import OllamaRoute
@@ -44,8 +43,14 @@ class OllamaPullLine(BaseModel):
     completed: int | None = None
 
 
-@router.post("/api/pull", dependencies=[Depends(may_change)], responses=lines_of(OllamaPullLine), response_model=None)
-async def pull(body: OllamaPullRequest, service: Annotated[Service, Depends(get_service)]) -> Response:
+@router.post(
+    "/api/pull",
+    dependencies=[Depends(may_change)],
+    response_model=OllamaPullLine,
+    response_model_exclude_unset=True,
+    responses=lines_of(OllamaPullLine),
+)
+async def pull(body: OllamaPullRequest, service: Annotated[Service, Depends(get_service)]) -> Response | OllamaPullLine:
     """Download a model. A client that leaves does not end it."""
     service.require_open()
     service.pulls.begin(require_model_name(body.model or body.name or ""))
@@ -55,7 +60,7 @@ async def pull(body: OllamaPullRequest, service: Annotated[Service, Depends(get_
     async for status in changes:
         if status.state not in ("running", "done"):
             raise ApiError(500, "pull_failed", _reason(status))
-    return JSONResponse({"status": "success"})
+    return OllamaPullLine(status="success")
 
 
 async def _lines(changes: AsyncIterator[PullStatus]) -> AsyncGenerator[bytes, None]:
