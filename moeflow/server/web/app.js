@@ -3,12 +3,17 @@
 import { askJson } from "./api.js";
 import { Chat } from "./chat/chat.js";
 import { offerBottom } from "./chat/scroll.js";
+import { ModelStatuses } from "./compare/model_statuses.js";
+import { SecondModel } from "./compare/second_model.js";
 import { Composer } from "./composer.js";
+import { HeadView } from "./conversations/head_view.js";
 import { HistoryView } from "./conversations/history_view.js";
 import { Library } from "./conversations/library.js";
 import { ConversationStore } from "./conversations/store.js";
 import { Inspector } from "./inspect/inspector.js";
 import { ModelChoice } from "./models.js";
+import { PresetChoice } from "./presets/preset_choice.js";
+import { PresetManager } from "./presets/preset_manager.js";
 import { ServerView } from "./server_view.js";
 import { setText } from "./set_text.js";
 import { Settings } from "./settings.js";
@@ -16,20 +21,35 @@ import { Shortcuts } from "./shortcuts.js";
 import { ServerStatus } from "./status.js";
 import { forgetAll, Stored } from "./storage.js";
 import { ThemeChoice } from "./theme.js";
-import { useLanguage } from "./translate.js";
+import { tr, useLanguage } from "./translate.js";
 
 await useLanguage(); // before anything is written
 
 const at = (id) => document.getElementById(id);
 const storedKey = new Stored("sessionStorage", "api-key");
 const apiKey = () => storedKey.read();
-const settings = new Settings(at("settings-form"));
+const settings = new Settings(at("settings-form"), () => chat.conversation);
 const models = new ModelChoice(at("model-choice"), at("model-name"), { apiKey, held: () => library.model });
 const server = new ServerStatus(apiKey, () => models.name);
 const store = new ConversationStore();
 const model = () => models.name ?? server.model?.name;
-const onWhy = (requestId) => inspector.show("requests", requestId);
-const chat = new Chat({ log: at("conversation"), server, settings, store, apiKey, model, onCopy: copy, onWhy });
+const factsOf = (name) => (server.model?.name === name ? server.model : models.cards.get(name));
+const second = new SecondModel(at("second"), models);
+const statuses = new ModelStatuses({ apiKey, isWaiting: () => models.names.length > 1 && chat.isWaiting, onChange: () => chat.showRunning() });
+const chat = new Chat({
+  ...{ log: at("conversation"), server, settings, store, apiKey, model, factsOf, onCopy: copy, onRetryWith: tryAgainWith },
+  onWhy: (requestId) => inspector.show("requests", requestId),
+  statusOf: (name) => statuses.of(name),
+  secondModel: () => second.name,
+});
+const head = new HeadView(at("conversation-head"), settings.presets, () => chat.conversation, {
+  onPreset: usePreset,
+  onSystem: (text) => chat.conversation.change("system", text),
+  onKeep: () => chat.save(),
+});
+const presetChoice = new PresetChoice(at("preset"), settings.presets, usePreset);
+const presetManager = new PresetManager(at("preset-manager"), settings.presets, { current: () => settings.preset, choose: usePreset, announce });
+let tryAgain; // the dialog, once it is needed
 const composer = new Composer(at("prompt-form"), () => Boolean(chat.running) && !library.opening);
 const library = new Library(chat, store, showConversations);
 const conversations = new HistoryView(at("history"), at("open-history"), store, {
@@ -49,7 +69,11 @@ const shortcuts = new Shortcuts(at("shortcuts"), [
   { keys: "Control+Shift+S", label: "Conversations", action: () => conversations.toggle() },
   { keys: "Control+Shift+C", label: "Copy the last answer", action: () => pressLast(".answer-foot .copy") },
   { keys: "Control+Shift+Enter", label: "Try again", action: () => pressLast(".retry") },
+  { keys: "Control+Shift+Y", label: "Try again with other settings", action: () => pressLast(".retry-with, .with") },
+  { keys: "Control+Shift+D", label: "Answers side by side, or one", action: () => pressLast(".compare, .one") },
+  { keys: "Control+Shift+M", label: "Ask a second model too, or one only", action: () => second.press() },
   { keys: "Control+Shift+E", label: "Edit the last question", action: () => pressLast(".edit") },
+  { keys: "Control+Shift+U", label: "System prompt of this conversation", action: () => head.edit() },
   { keys: "Control+Shift+X", label: "Inspector", action: () => inspector.toggle() },
   { keys: "Control+,", label: "Settings", action: openSettings },
   { keys: "Control+/", label: "Keyboard shortcuts", action: () => shortcuts.show() },
@@ -72,14 +96,24 @@ function showChat() {
   serverView.showNumbers();
 }
 
+/** Show what the open conversation is held with. */
+function showSettings() {
+  settings.show();
+  head.show();
+  presetChoice.show(settings.preset);
+  presetManager.show();
+}
+
 function showConversations() {
   showChat();
   showModel();
+  showSettings();
   conversations.show();
 }
 
 function showModel() {
   models.show();
+  second.show();
   const { missing } = models;
   setText(at("missing-model"), missing && `This conversation was held with ${missing}, which this server does not have. ${model()} will answer.`);
 }
@@ -142,10 +176,10 @@ function hasKeyboard() {
   return matchMedia("(hover: hover)").matches;
 }
 
-/** Press a button of the last turn. */
+/** Press a button of the last turn: the first that is visible. */
 function pressLast(selector) {
-  const button = at("conversation").lastElementChild?.querySelector(selector);
-  if (button?.checkVisibility({ visibilityProperty: true })) button.click();
+  const buttons = [...(at("conversation").lastElementChild?.querySelectorAll(selector) ?? [])];
+  buttons.find((button) => button.checkVisibility({ visibilityProperty: true }))?.click();
 }
 
 function stop() {
@@ -160,6 +194,24 @@ function updateModels() {
 function openSettings() {
   updateModels(); // one that was loaded since may tell more
   at("settings").showModal();
+}
+
+/** Hold the open conversation with a preset. */
+function usePreset(id) {
+  chat.conversation.change("preset", id);
+  chat.save();
+  showSettings();
+}
+
+/** Let the user choose the settings of another attempt at an answer. */
+async function tryAgainWith(turn) {
+  if (!tryAgain) {
+    const { TryAgain } = await import("./compare/try_again.js");
+    const fields = at("settings-fields");
+    const onAsk = (prompt, wish) => chat.answer(prompt, chat.own({ ...wish, model: wish.model ?? model() }));
+    tryAgain ??= new TryAgain(at("try-again"), { settings, models, fields, onAsk });
+  }
+  tryAgain.open(turn, chat.conversation);
 }
 
 function begin() {
@@ -195,7 +247,7 @@ async function useKey() {
 async function clearAll() {
   if (!confirm("Clear all conversations, the settings and the API key from this browser?")) return;
   await library.clear();
-  settings.reset();
+  settings.presets.reset();
   theme.reset();
   storedKey.remove();
   forgetAll();
@@ -219,6 +271,7 @@ onClick("stop", stop);
 onClick("new-conversation", begin);
 onClick("open-settings", openSettings);
 onClick("reset-settings", () => settings.reset());
+settings.presets.addEventListener("change", showSettings);
 onClick("open-shortcuts", () => shortcuts.show());
 onClick("clear-all", clearAll);
 for (const button of at("examples").querySelectorAll("button")) {
@@ -232,11 +285,20 @@ at("conversation").addEventListener("click", ({ target }) => {
 chat.addEventListener("change", showChat);
 chat.addEventListener("saved", () => {
   showModel();
+  showSettings();
   conversations.show();
 });
-chat.addEventListener("end", ({ detail: answer }) => {
-  if (chat.turns.some((turn) => turn.answer === answer)) complain(store.error ?? "");
-  composer.answerEnded(answer.state === "done" && !library.opening);
+chat.addEventListener("end", ({ detail: answers }) => {
+  if (chat.turns.some((turn) => answers.includes(turn.answer))) complain(store.error ?? "");
+  // Of two answers, the user first chooses one to go on with.
+  composer.answerEnded(answers.length === 1 && answers[0].state === "done" && !library.opening);
+});
+chat.addEventListener("begin", () => statuses.watch());
+chat.addEventListener("goOn", () => {
+  second.toggle(false);
+  showModel();
+  announce(tr("The conversation goes on with this answer."));
+  composer.focus();
 });
 store.addEventListener("change", async ({ detail: ids }) => {
   if (store.error) complain(store.error);
@@ -260,6 +322,7 @@ for (const leaving of ["beforeunload", "pagehide"]) addEventListener(leaving, ()
 
 offerBottom(at("to-bottom"));
 showChat();
+showSettings();
 if (hasKeyboard()) composer.focus();
 server.poll();
 await library.openAddressed(store.recover());

@@ -13,7 +13,7 @@ export class ModelChoice extends EventTarget {
     Object.assign(this, { select, heading, apiKey, held });
     this.stored = new Stored("localStorage", "model");
     this.names = []; // of the models served; empty until the server has told them
-    this.defaults = new Map(); // of sampling, by name
+    this.cards = new Map(); // what the server tells of each, by name
     select.addEventListener("change", () => this.choose());
   }
 
@@ -31,7 +31,7 @@ export class ModelChoice extends EventTarget {
   async update() {
     const { data } = await askJson("v1/models", { apiKey: this.apiKey() });
     this.names = data.map((model) => model.id);
-    this.defaults = new Map(data.map((model) => [model.id, model.default_sampling_params]));
+    this.cards = new Map(data.map((model) => [model.id, model]));
     this.select.replaceChildren(...this.names.map((name) => new Option(name)));
     this.select.hidden = this.names.length < 2;
     this.heading.classList.toggle("unseen", this.names.length > 1);
@@ -54,7 +54,11 @@ export class ModelChoice extends EventTarget {
 
   /** What the server takes for sampling fields that a request leaves open, as far as it tells. */
   get samplingDefaults() {
-    return this.defaults.get(this.wanted) ?? {};
+    return this.defaultsOf(this.wanted);
+  }
+
+  defaultsOf(name) {
+    return this.cards.get(name)?.default_sampling_params ?? {};
   }
 
   choose() {

@@ -63,9 +63,17 @@ def set_max_tokens(page: Page, value: str) -> None:
     button(page, "Done").click()
 
 
+def open_settings(page: Page) -> None:
+    """Open the settings, with all fields in view."""
+    button(page, "Settings").click()
+    details = page.locator("#settings-fields .more")
+    if details.get_attribute("open") is None:
+        details.get_by_text("More sampling").click()
+
+
 def retry_button(page: Page) -> Locator:
     """Of the last answer."""
-    return turns(page).last.get_by_role("button", name="Try again")
+    return turns(page).last.get_by_role("button", name="Try again", exact=True)
 
 
 def history(page: Page) -> Locator:

@@ -6,7 +6,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.page.parts import answer, button, history, send_and_wait, turns
+from tests.server.page.parts import answer, button, history, open_settings, send_and_wait, turns
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -26,7 +26,7 @@ def serve_defaults(page, **defaults):
 
 
 def fill(page, values):
-    button(page, "Settings").click()
+    open_settings(page)
     for label, value in values.items():
         page.get_by_label(label, exact=True).fill(value)
     button(page, "Done").click()
@@ -47,7 +47,7 @@ def test_settings_reach_the_request_and_are_remembered(page, say, asked, engine)
         "Max tokens": "77",
         "Seed": "1234",
     }
-    button(page, "Settings").click()
+    open_settings(page)
     for label, value in values.items():
         page.get_by_label(label, exact=True).fill(value)
     page.keyboard.press("Escape")
@@ -60,8 +60,8 @@ def test_settings_reach_the_request_and_are_remembered(page, say, asked, engine)
 
 def test_settings_can_be_reset(page, say, asked, engine):
     say("Yes.")
-    button(page, "Settings").click()
-    page.get_by_label("System prompt").fill("Be brief.")
+    open_settings(page)
+    page.get_by_label("System prompt", exact=True).fill("Be brief.")
     page.get_by_label("Temperature", exact=True).fill("0.25")
     page.get_by_label("Seed", exact=True).fill("1234")
     button(page, "Reset to defaults").click()
@@ -73,7 +73,7 @@ def test_settings_can_be_reset(page, say, asked, engine):
 
 def test_a_setting_out_of_range_is_explained_and_not_used(page, say, engine):
     say("Yes.")
-    button(page, "Settings").click()
+    open_settings(page)
     field = page.get_by_label("Temperature", exact=True)
     field.fill("9")
     expect(field).to_have_attribute("aria-invalid", "true")
@@ -87,7 +87,7 @@ def test_a_setting_out_of_range_is_explained_and_not_used(page, say, engine):
 
 def test_no_limit_of_tokens(page, say, engine):
     say("Yes.")
-    button(page, "Settings").click()
+    open_settings(page)
     page.get_by_label("Max tokens", exact=True).fill("")
     button(page, "Done").click()
     send_and_wait(page, "Ready?")
@@ -131,7 +131,7 @@ def test_defaults_that_come_with_loading_are_shown(page):
     page.unroute("**/v1/models")
     card = {"id": "fake-model", "default_sampling_params": {"temperature": 0.6}}
     page.route("**/v1/models", lambda route: route.fulfill(json={"data": [card]}))
-    button(page, "Settings").click()
+    open_settings(page)
     expect(page.get_by_label("Temperature", exact=True)).to_have_attribute("placeholder", "0.6")
 
 
@@ -171,7 +171,7 @@ def test_more_settings_reach_the_engine(page, say, engine):
 )
 def test_what_the_server_would_refuse_is_not_sent(page, say, label, value, complaint):
     say("Yes.")
-    button(page, "Settings").click()
+    open_settings(page)
     field = page.get_by_label(label, exact=True)
     field.fill(value)
     expect(field).to_have_accessible_description(re.compile(f"^{re.escape(complaint)}"))
@@ -184,7 +184,7 @@ def test_what_the_server_would_refuse_is_not_sent(page, say, label, value, compl
 
 def test_the_answer_says_when_max_tokens_cut_it_off(page, say):
     say("A long story")
-    button(page, "Settings").click()
+    open_settings(page)
     page.get_by_label("Max tokens", exact=True).fill("6")
     button(page, "Done").click()
     send_and_wait(page, "A story, please.")
@@ -195,7 +195,7 @@ def test_the_answer_says_when_max_tokens_cut_it_off(page, say):
 def test_clear_everything(page, say):
     say("Here.")
     send_and_wait(page, "Are you there?")
-    button(page, "Settings").click()
+    open_settings(page)
     page.get_by_label("Seed", exact=True).fill("5")
     page.once("dialog", lambda dialog: dialog.accept())
     button(page, "Clear everything").click()

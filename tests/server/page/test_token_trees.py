@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 
 from moeflow.text.drafted_passes import DraftedPass
 from moeflow.text.token_tree_dot import to_dot
-from tests.server.page.parts import answer, button, send_and_wait, turns
+from tests.server.page.parts import answer, button, open_settings, send_and_wait, turns
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -27,7 +27,7 @@ def drafting(engine):
 
 
 def turn_on(page) -> None:
-    button(page, "Settings").click()
+    open_settings(page)
     page.get_by_label("Show drafts").check()
     button(page, "Done").click()
 
@@ -53,7 +53,7 @@ def test_what_can_be_done_with_the_trees_takes_no_line_of_its_own(drafting, page
 
 
 def test_a_server_that_does_not_draft_has_no_such_setting(page, engine):
-    button(page, "Settings").click()
+    open_settings(page)
     expect(page.get_by_label("Temperature")).to_be_visible()
     expect(page.get_by_label("Show drafts")).to_be_hidden()
     assert engine.model.speculators == ()

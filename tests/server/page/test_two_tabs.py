@@ -11,6 +11,7 @@ from tests.server.page.parts import (
     clear,
     expect_nothing_is_kept,
     names,
+    open_settings,
     retry_button,
     send,
     send_and_wait,
@@ -62,7 +63,7 @@ def test_settings_of_both_are_kept(page, say, other, engine):
     tab = other()
     changes = ((page, tab, "Temperature", "0.25"), (tab, page, "Top-p", "0.5"), (page, tab, "Seed", "1234"))
     for changed, told, label, value in changes:
-        button(changed, "Settings").click()
+        open_settings(changed)
         changed.get_by_label(label, exact=True).fill(value)
         changed.keyboard.press("Escape")
         expect(told.get_by_label(label, exact=True)).to_have_value(value)

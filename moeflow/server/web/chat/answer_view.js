@@ -45,6 +45,7 @@ export class AnswerView {
   update(waitingFor) {
     const { parts, answer } = this;
     const isRunning = answer.state === "running";
+    this.element.classList.toggle("is-running", isRunning);
     this.text.update(answer.content, { isGrowing: isRunning });
     this.thinking.update(answer);
     parts.waiting.hidden = !isRunning || Boolean(answer.content || answer.reasoning);

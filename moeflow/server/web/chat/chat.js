@@ -1,8 +1,10 @@
-// The conversation at work: asks for answers, one at a time, and shows every turn as it stands.
-// Emits "change" for anything new, "saved" once stored, "end" after an answer (its message in `detail`), "refuse" with
-// a notice for the user, and "announce" with a text for screen readers.
+// The conversation at work: asks for answers to one prompt at a time, and shows every turn as it stands.
+// Emits "change" for anything new, "saved" once stored, "begin" and "end" around the answers to a prompt (their messages in `detail`),
+// "refuse" with a notice for the user, and "announce" with a text for screen readers.
 
 import { Conversation } from "../conversations/conversation.js";
+import { changedValues, samplingFields } from "../presets/values.js";
+import { tr } from "../translate.js";
 import { fillAnswer } from "./answer.js";
 import { fitContext } from "./context.js";
 import { begunMessage } from "./continuation.js";
@@ -15,20 +17,26 @@ import { TurnView } from "./turn_view.js";
 const SAVE_MS = 5000; // how often a running answer is saved
 
 export class Chat extends EventTarget {
-  /** `log` is the element that holds the turns; `apiKey()` gives the key to send, `model()` the name to ask for;
-   *  `onCopy(text, button)` copies, `onWhy(requestId)` shows where the time of a request went. */
-  constructor({ log, server, settings, store, apiKey, model, onCopy, onWhy }) {
+  /** `log` is the element that holds the turns; `apiKey()` gives the key to send, `model()` the name to ask for,
+   *  `factsOf(name)` what is known of a model, `statusOf(name)` its state where the server has several, and
+   *  `secondModel()` the name of one to ask too, or null; `onCopy(text, button)` copies, `onRetryWith(turn)` lets the
+   *  user choose other settings, and `onWhy(requestId)` shows where the time of a request went. */
+  constructor({ log, server, settings, store, apiKey, model, factsOf, statusOf, secondModel, onCopy, onRetryWith, onWhy }) {
     super();
-    Object.assign(this, { log, server, settings, store, apiKey, model });
+    Object.assign(this, { log, server, settings, store, apiKey, model, factsOf, statusOf, secondModel });
     this.conversation = new Conversation();
-    this.running = null; // AbortController of the answer being written
+    this.running = null; // AbortController of the answers being written
+    this.compared = new Set(); // ids of the prompts whose answers are shown side by side
     this.views = [];
     this.actions = {
       onCopy,
       onWhy,
       onRetry: (turn) => this.answer(turn.prompt),
+      onRetryWith,
+      onCompare: (turn, isCompared) => this.compare(turn.prompt, isCompared),
+      onGoOn: (answer) => this.goOnFrom(answer),
       onEdit: (turn, content) => this.edit(turn.prompt, content),
-      onContinue: (turn) => this.continue(turn),
+      onContinue: (turn, answer) => this.continue(turn.prompt, answer),
       onStop: () => this.stop(),
       onChoose: (message) => this.choose(message),
       announce: (text) => this.announce(text),
@@ -40,8 +48,27 @@ export class Chat extends EventTarget {
   }
 
   /** What a running answer without text waits for. */
-  get waitingFor() {
-    return this.server.isLoaded ? "Waiting for the first token…" : "Waiting for the model to load…";
+  waitingFor({ asked }) {
+    if (!this.server.isLoaded) return tr("Waiting for the model to load…");
+    const status = asked ? this.statusOf(asked.model) : null;
+    if (status === "loading") return tr("Loading {model}…", { model: asked.model });
+    if (status === "unloaded") return tr("Waiting until there is memory for {model}…", { model: asked.model });
+    return tr("Waiting for the first token…");
+  }
+
+  /** The answers being written that are on the page. */
+  get runningAnswers() {
+    return this.conversation.messages.filter(({ state }) => state === "running");
+  }
+
+  /** Whether one of them has no token yet. */
+  get isWaiting() {
+    return this.runningAnswers.some(({ measured }) => !measured);
+  }
+
+  /** Show anew what running answers wait for. */
+  showRunning() {
+    for (const answer of this.runningAnswers) this.show(answer);
   }
 
   /** The last answer that has numbers. */
@@ -51,34 +78,68 @@ export class Chat extends EventTarget {
 
   submit(content, files = []) {
     if (!this.isFree()) return false;
-    const prompt = this.conversation.addPrompt(content, files);
-    return this.answer(prompt);
+    return this.answerBoth(this.conversation.addPrompt(content, files));
   }
 
-  /** Request an answer to a prompt; an earlier answer stays as another version. Returns whether that began. */
-  answer(prompt) {
+  /** Request an answer to a prompt; an earlier answer stays as another version. `asked` is what this answer alone is asked
+   *  with, if it is not what the conversation is held with; then both are shown. Returns whether that began. */
+  answer(prompt, asked = null) {
     if (!this.isFree()) return false;
-    this.begin(prompt, this.conversation.addAnswer(prompt));
+    if (asked) this.compared.add(prompt.id);
+    this.begin(prompt, [this.conversation.addAnswer(prompt, asked)]);
     return true;
   }
 
-  /** Have the model write on at an answer that ended too early. */
-  continue({ prompt, answer }) {
-    if (!this.isFree()) return;
-    Object.assign(answer, { state: "running", cutOff: false, error: null });
-    this.begin(prompt, answer);
+  /** Request an answer to a new prompt, and one of the second model, if there is such. */
+  answerBoth(prompt) {
+    const second = this.secondModel();
+    if (!second) return this.answer(prompt);
+    const answers = [null, this.own({ model: second })].map((asked) => this.conversation.addAnswer(prompt, asked));
+    this.conversation.choose(answers[0]);
+    this.compared.add(prompt.id);
+    this.begin(prompt, answers);
+    return true;
   }
 
-  begin(prompt, answer) {
+  /** What an answer is asked with that does not follow its conversation. All but `model` is as the conversation has it,
+   *  unless given. */
+  own({ model, preset = this.settings.preset, values = this.settings.valuesOf(this.conversation) }) {
+    return { model, preset: this.settings.presets.name(preset), values: changedValues(values), isOwn: true };
+  }
+
+  /** Have the model write on at an answer that ended too early. */
+  continue(prompt, answer) {
+    if (!this.isFree()) return;
+    Object.assign(answer, { state: "running", cutOff: false, error: null });
+    this.begin(prompt, [answer]);
+  }
+
+  begin(prompt, answers) {
     this.conversation.updatedAt = Date.now();
     this.showTurns();
     this.save();
-    this.ask(prompt, answer);
+    this.ask(prompt, answers);
   }
 
   /** Ask something else in the place of a prompt, which stays as another version. */
   edit(prompt, content) {
-    return this.isFree() && this.answer(this.conversation.addPrompt(content, prompt.files, prompt.parent));
+    return this.isFree() && this.answerBoth(this.conversation.addPrompt(content, prompt.files, prompt.parent));
+  }
+
+  /** Show the answers to a prompt side by side, or one of them. */
+  compare(prompt, isCompared) {
+    if (isCompared) this.compared.add(prompt.id);
+    else this.compared.delete(prompt.id);
+    this.showTurns();
+  }
+
+  /** Have the conversation go on with one of the answers that are side by side, and with its model. */
+  goOnFrom(answer) {
+    if (!this.isFree()) return;
+    this.compared.delete(answer.parent);
+    if (answer.asked?.model && this.factsOf(answer.asked.model)) this.conversation.useModel(answer.asked.model);
+    this.choose(answer);
+    this.dispatchEvent(new CustomEvent("goOn", { detail: answer }));
   }
 
   choose(message) {
@@ -102,6 +163,10 @@ export class Chat extends EventTarget {
     if (this.conversation.useModel(model)) this.save();
   }
 
+  newConversation() {
+    return new Conversation({ preset: this.settings.presets.forNew });
+  }
+
   stop() {
     this.running?.abort();
   }
@@ -123,44 +188,51 @@ export class Chat extends EventTarget {
     this.store.saveLeaving(this.conversation);
   }
 
-  async ask(prompt, answer) {
+  /** Get all answers to a prompt, at once. */
+  async ask(prompt, answers) {
     const controller = new AbortController();
     const { conversation } = this;
-    const { signal } = controller;
     this.running = controller;
-    this.show(answer);
+    for (const answer of answers) this.show(answer);
     toBottom();
     const saving = setInterval(() => this.save(conversation), SAVE_MS);
+    this.dispatchEvent(new Event("begin"));
+    await Promise.all(answers.map((answer) => this.fill(prompt, answer, controller.signal)));
+    clearInterval(saving);
+    if (this.running === controller) this.running = null;
+    this.announceEnd(answers);
+    this.save(conversation);
+    for (const answer of answers) this.show(answer);
+    this.server.poll();
+    this.dispatchEvent(new CustomEvent("end", { detail: answers }));
+  }
+
+  async fill(prompt, answer, signal) {
     try {
       await this.server.untilLoaded(signal);
       this.show(answer);
       const body = await this.request(prompt, answer, signal);
       await fillAnswer(answer, body, { apiKey: this.apiKey(), signal, onChange: smoothly(() => this.show(answer)) });
       answer.state = "done";
-      this.announce("Answer complete.");
     } catch (error) {
-      this.endEarly(answer, error);
-    } finally {
-      clearInterval(saving);
-      if (this.running === controller) this.running = null;
-      this.save(conversation);
-      this.show(answer);
-      this.server.poll();
-      this.dispatchEvent(new CustomEvent("end", { detail: answer }));
+      endEarly(answer, error);
     }
+    this.show(answer); // another may be written still
   }
 
   /** The body of the request for an answer, or for the rest of an answer that has begun. */
   async request(prompt, answer, signal) {
-    const { settings, server } = this;
-    const { model } = server;
-    const sampling = settings.sampling({ hasDrafts: model?.speculators.length > 0 });
+    const { settings, conversation } = this;
+    const name = this.modelFor(answer);
+    const model = this.factsOf(name);
+    const values = settings.valuesFor(answer, conversation);
+    const sampling = samplingFields(values, { hasDrafts: model?.speculators?.length > 0 });
+    this.note(answer, name, values);
     const begun = begunMessage(answer);
-    const whole = [...requestMessages(this.turns, prompt, settings.systemPrompt), ...(begun ? [begun] : [])];
+    const whole = [...requestMessages(this.turns, prompt, values.system), ...(begun ? [begun] : [])];
     const limits = { tokenLimit: model?.max_model_len ?? Infinity, maxTokens: sampling.max_tokens };
     const form = begun ? { continue_final_message: true } : {};
-    const name = this.model();
-    this.goOnWith(name);
+    if (!answer.asked.isOwn) this.goOnWith(name);
     const options = { apiKey: this.apiKey(), signal };
     const { messages, numLeftOut } = await fitContext(whole, { ...limits, fields: { model: name, ...form }, ...options });
     answer.numLeftOut = numLeftOut;
@@ -168,14 +240,25 @@ export class Chat extends EventTarget {
     return { model: name, messages, ...sampling, ...form };
   }
 
-  endEarly(answer, error) {
-    if (error.name === "AbortError") {
-      answer.state = "stopped";
-      this.announce("Stopped.");
-    } else {
-      answer.state = error.status === 401 ? "refused" : "failed";
-      answer.error = explain(error);
+  /** The model to ask for an answer: its own, if it has one that is served, or else that of the conversation. */
+  modelFor({ asked }) {
+    return asked?.isOwn && this.factsOf(asked.model) ? asked.model : this.model();
+  }
+
+  /** Note with what an answer is asked for. The system prompt is noted only where it is not the conversation's. */
+  note(answer, model, values) {
+    if (answer.asked?.isOwn) {
+      answer.asked.model = model;
+      return;
     }
+    const { system, ...others } = changedValues(values);
+    answer.asked = { model: model ?? "", preset: this.settings.presets.name(this.conversation.preset), values: others, isOwn: false };
+  }
+
+  announceEnd(answers) {
+    const isStopped = answers.some(({ state }) => state === "stopped");
+    if (isStopped) this.announce(tr("Stopped."));
+    else if (answers.every(({ state }) => state === "done")) this.announce(answers.length > 1 ? tr("Both answers complete.") : tr("Answer complete."));
   }
 
   async save(conversation = this.conversation) {
@@ -194,7 +277,7 @@ export class Chat extends EventTarget {
     const old = new Map(this.views.map((view) => [view.turn.prompt.parent, view]));
     this.views = this.turns.map((turn) => {
       const view = old.get(turn.prompt.parent) ?? new TurnView(this.actions);
-      view.show(turn, this.versionsOf(turn), this.waitingFor);
+      view.show(turn, this.versionsOf(turn), (answer) => this.waitingFor(answer), this.compared.has(turn.prompt.id));
       return view;
     });
     const elements = this.views.map((view) => view.element);
@@ -212,9 +295,9 @@ export class Chat extends EventTarget {
   show(answer) {
     // Screen readers wait for the end of an answer instead of reading every piece.
     this.log.setAttribute("aria-busy", String(Boolean(this.running)));
-    const view = this.views.find((it) => it.answer === answer);
+    const view = this.views.find((it) => it.shows(answer));
     keepingBottom(() => {
-      view?.update(this.waitingFor);
+      view?.update(answer);
       this.dispatchEvent(new Event("change"));
     });
   }
@@ -222,4 +305,13 @@ export class Chat extends EventTarget {
   announce(text) {
     this.dispatchEvent(new CustomEvent("announce", { detail: text }));
   }
+}
+
+function endEarly(answer, error) {
+  if (error.name === "AbortError") {
+    answer.state = "stopped";
+    return;
+  }
+  answer.state = error.status === 401 ? "refused" : "failed";
+  answer.error = explain(error);
 }

@@ -1,27 +1,32 @@
 // One turn on the page: a prompt and its answer so far, the versions of both, and their actions.
 
+import { Comparison } from "../compare/comparison.js";
 import { fileSize } from "../files.js";
 import { AnswerView } from "./answer_view.js";
 import { promptText } from "./messages.js";
 import { PromptEditor } from "./prompt_editor.js";
 import { VersionsView } from "./versions_view.js";
 
-const PARTS = ["prompt-text", "prompt-foot", "files", "answer", "answer-foot", "copy-prompt", "edit"];
+const PARTS = ["prompt-text", "prompt-foot", "files", "answer", "answer-foot", "copy-prompt", "edit", "comparison", "retry-with", "compare"];
 
 export class TurnView {
-  /** `actions`: onCopy(text, button), onRetry(turn), onContinue(turn), onStop(), onEdit(turn, content),
-   *  onChoose(message), announce(text). */
+  /** `actions`: onCopy(text, button), onRetry(turn), onRetryWith(turn), onContinue(turn, answer), onStop(),
+   *  onEdit(turn, content), onChoose(message), onCompare(turn, isCompared), onGoOn(answer), announce(text). */
   constructor(actions) {
     this.actions = actions;
     this.turn = null;
     const template = document.getElementById("turn-template");
     this.element = template.content.firstElementChild.cloneNode(true);
     this.parts = Object.fromEntries(PARTS.map((name) => [name, this.element.querySelector(`.${name}`)]));
-    this.answerView = new AnswerView(this.parts.answer, {
+    const answerActions = {
       ...actions,
       onRetry: () => actions.onRetry(this.turn),
-      onContinue: () => actions.onContinue(this.turn),
-    });
+      onRetryWith: () => actions.onRetryWith(this.turn),
+      onContinue: (answer) => actions.onContinue(this.turn, answer),
+      onCompare: (isCompared) => actions.onCompare(this.turn, isCompared),
+    };
+    this.answerView = new AnswerView(this.parts.answer, answerActions);
+    this.comparison = new Comparison(this.parts.comparison, answerActions);
     this.promptVersions = new VersionsView(this.parts["prompt-foot"].querySelector(".versions"), actions.onChoose);
     this.answerVersions = new VersionsView(this.parts["answer-foot"].querySelector(".versions"), actions.onChoose);
     this.editor = new PromptEditor(this.element, (content) => actions.onEdit(this.turn, content));
@@ -33,18 +38,30 @@ export class TurnView {
   }
 
   listen() {
-    const { edit, "copy-prompt": copyPrompt } = this.parts;
+    const { edit, compare, "copy-prompt": copyPrompt, "retry-with": retryWith } = this.parts;
+    retryWith.addEventListener("click", () => this.actions.onRetryWith(this.turn));
+    compare.addEventListener("click", () => this.actions.onCompare(this.turn, true));
     edit.addEventListener("click", () => this.editor.open(this.turn.prompt.content));
     copyPrompt.addEventListener("click", () => this.actions.onCopy(promptText(this.turn.prompt), copyPrompt));
   }
 
-  /** Show a turn, one of versions; `waitingFor` as in `update`. */
-  show(turn, { prompts, answers }, waitingFor) {
+  /** Show a turn, one of versions. `waitingFor(answer)` gives the reason why a running answer has no text yet.
+   *  `isCompared`: all answers are shown, side by side. */
+  show(turn, { prompts, answers }, waitingFor, isCompared) {
     if (turn.prompt !== this.turn?.prompt) this.showPrompt(turn.prompt);
-    this.turn = turn;
+    Object.assign(this, { turn, answers, waitingFor });
+    this.isCompared = isCompared && answers.length > 1;
     this.promptVersions.show(prompts, turn.prompt);
     this.answerVersions.show(answers, turn.answer);
-    this.update(waitingFor);
+    this.parts.compare.hidden = answers.length < 2;
+    this.element.classList.toggle("is-compared", this.isCompared);
+    this.comparison.show(this.isCompared ? answers : [], turn.answer, waitingFor);
+    this.showAnswer();
+  }
+
+  /** Whether an answer is one of those on the page. */
+  shows(answer) {
+    return this.isCompared ? this.answers.includes(answer) : this.answer === answer;
   }
 
   showPrompt({ content, files = [] }) {
@@ -54,10 +71,16 @@ export class TurnView {
     this.parts.files.replaceChildren(...files.map(fileElement));
   }
 
-  /** Show the turn as it is now. `waitingFor` names the reason why a running answer has no text yet. */
-  update(waitingFor) {
-    this.answerView.show(this.answer, waitingFor);
-    this.element.classList.toggle("is-running", this.answer?.state === "running");
+  /** Show one of the answers as it is now. */
+  update(answer) {
+    if (this.isCompared) this.comparison.update(answer, this.waitingFor(answer));
+    this.showAnswer();
+  }
+
+  showAnswer() {
+    const shown = this.isCompared ? null : this.answer;
+    this.answerView.show(shown, shown && this.waitingFor(shown));
+    this.element.classList.toggle("is-running", (this.isCompared ? this.answers : [this.answer]).some((it) => it?.state === "running"));
   }
 }
 

@@ -5,24 +5,27 @@
 import { containsPaths, mergeMessages, withoutVain } from "./merge.js";
 
 const MAX_TITLE = 60; // characters
+const HEAD = ["title", "model", "preset", "system"]; // holds for the whole conversation
 
 export class Conversation {
   /** From `record()`, as it was kept or imported; without one a new conversation. */
-  constructor({ id = newId(), title = "", model = "", updatedAt = Date.now(), messages = [], chosen = {} } = {}) {
+  constructor({ id = newId(), title = "", model = "", preset = "", system = null, updatedAt = Date.now(), messages = [], chosen = {} } = {}) {
     Object.assign(this, { id, title, updatedAt });
+    this.preset = preset; // the id of the preset that it is held with; "" is the default one
+    this.system = system; // its own system prompt; null: that of its preset
     this.model = model; // the one to go on with: asked last, or chosen since; "" where that is not known
     this.wasRunning = messages.some((message) => message.state === "running"); // in another tab, or before a reload
     this.messages = messages.map(asLeft);
-    this.changed = new Set(); // which of title and model were changed here, and are not saved yet
+    this.changed = new Set(); // which of `HEAD` were changed here, and are not saved yet
     this.chosen = { ...chosen }; // the id of the child to show, by that of its parent, "" for the first prompts'
   }
 
   /** The stored form: plain data. */
   record() {
-    const { id, title, model, updatedAt, chosen } = this;
+    const { id, title, model, preset, system, updatedAt, chosen } = this;
     // Token trees are larger than all else, and would evict conversations.
     const messages = this.messages.map((it) => (it.passes ? { ...it, passes: [] } : it));
-    return { id, title, model, updatedAt, chosen, messages };
+    return { id, title, model, preset, system, updatedAt, chosen, messages };
   }
 
   get isEmpty() {
@@ -85,7 +88,7 @@ export class Conversation {
 
   /** Take in what another tab has made of this conversation. The shown path stays, and its continuation is added. */
   absorb(theirs) {
-    for (const name of ["title", "model"]) if (!this.changed.has(name)) this[name] = theirs[name];
+    for (const name of HEAD) if (!this.changed.has(name)) this[name] = theirs[name];
     this.updatedAt = Math.max(this.updatedAt, theirs.updatedAt);
     this.messages = mergeMessages(this.messages, theirs.messages);
     this.chosen = { ...theirs.chosen, ...this.chosen };
@@ -110,10 +113,10 @@ export class Conversation {
     return this.add({ role: "user", content, files }, parentId);
   }
 
-  /** An answer to come. It replaces an answer that failed before its first word, unless the conversation continued
+  /** An answer to come; for `asked` see `newAnswer`. It replaces an answer that failed before its first word, unless the conversation continued
   below it. */
-  addAnswer(prompt) {
-    const answer = this.add(newAnswer(), prompt.id);
+  addAnswer(prompt, asked = null) {
+    const answer = this.add({ ...newAnswer(), asked }, prompt.id);
     this.messages = withoutVain(this.messages);
     return answer;
   }
@@ -133,6 +136,7 @@ function newAnswer() {
     reasoning: "", // what the model said to itself before
     reasoningS: null, // for how long
     toolCalls: [], // { name, arguments }, the latter as the model wrote them
+    asked: null, // with what: { model, preset (name), values (the changed ones), isOwn (other than the conversation's) }
     state: "running", // running, done, stopped, failed, refused (for want of an API key)
     error: null, // what to tell the user, when failed
     cutOff: false, // the answer reached max tokens

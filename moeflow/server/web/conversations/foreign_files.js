@@ -25,7 +25,8 @@ export function timeOf(milliseconds) {
 }
 
 function readMessages({ title, model, messages }) {
-  const builder = new Builder({ title: textOf(title), model: textOf(model) });
+  const first = messages[0]?.role === "system" ? textOf(messages[0].content) : "";
+  const builder = new Builder({ title: textOf(title), model: textOf(model), system: first || null });
   let parent = "";
   for (const { role, content } of messages) parent = builder.add(parent, role, textOf(content)) ?? parent;
   return builder.record;
@@ -42,8 +43,9 @@ function readChatGpt({ title, mapping, current_node: current, update_time: updat
 
 /** Open WebUI has a tree of messages, and thoughts and sources in their text. */
 function readOpenWebUi(entry) {
-  const { title, models, history } = chatOf(entry);
+  const { title, models, history, system, params } = chatOf(entry);
   const known = { title: textOf(entry.title ?? title), model: textOf(models?.[0]), updatedAt: timeOf(entry.updated_at * 1000) };
+  known.system = textOf(params?.system ?? system) || null;
   const nodes = Object.values(history.messages).map(({ id, parentId, childrenIds, role, content, files }) => {
     return { id, parent: parentId, children: childrenIds, role, content: withoutDetails(textOf(content)), files: readFiles(files) };
   });

@@ -2,6 +2,7 @@
 // A record has no `updatedAt` where the file does not say when that was.
 
 import { newId } from "./conversation.js";
+import { checkedAsked, checkedMeasured } from "./checked_answer.js";
 import { readForeign, textOf, timeOf } from "./foreign_files.js";
 
 const ID = /^[0-9a-f]{24}$/; // of a conversation, see `newId`
@@ -28,8 +29,9 @@ export function readJson(text) {
 
 function readOwn({ version, conversations }) {
   if (version !== 1) throw new Error(`it is of version ${version}; this page reads version 1`);
-  return conversations.map(({ id, title, model, updatedAt, messages, chosen }) => {
+  return conversations.map(({ id, title, model, preset, system, updatedAt, messages, chosen }) => {
     const record = { id: ID.test(id) ? id : newId(), title: textOf(title), model: textOf(model), updatedAt: timeOf(updatedAt), chosen: { ...chosen } };
+    Object.assign(record, { preset: textOf(preset), system: typeof system === "string" ? system : null });
     return { ...record, messages: checkTree(messages.map(checked)) };
   });
 }
@@ -54,7 +56,7 @@ function checked(message) {
     return { id, parent, role, content, files: kept };
   }
   if (role !== "assistant") throw new Error(`a message in it has the role ${JSON.stringify(role)}`);
-  const { state, cutOff, reasoningS } = others;
-  const known = { state: state === "stopped" ? state : "done", cutOff: cutOff === true };
+  const { state, cutOff, reasoningS, asked, measured } = others;
+  const known = { state: state === "stopped" ? state : "done", cutOff: cutOff === true, asked: checkedAsked(asked), measured: checkedMeasured(measured) };
   return { id, parent, role, content, reasoning: String(reasoning ?? ""), reasoningS: Number(reasoningS) || null, ...known };
 }

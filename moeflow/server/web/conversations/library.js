@@ -44,7 +44,7 @@ export class Library {
       if (step === this.numSteps) this.opening = null;
     }
     if (step !== this.numSteps) return false;
-    if (found !== current && (found || !current.isEmpty)) this.chat.open(found ?? new Conversation());
+    if (found !== current && (found || !current.isEmpty)) this.chat.open(found ?? this.chat.newConversation());
     this.chat.goOnWith(this.chosenModel);
     this.chosenModel = "";
     this.onShown();
@@ -84,7 +84,7 @@ export class Library {
   }
 
   begin() {
-    this.open(new Conversation());
+    this.open(this.chat.newConversation());
   }
 
   /** Another tab has changed conversations. If the open one is among them, leave it if it was removed, or else show
@@ -147,8 +147,9 @@ export class Library {
   async export(kind) {
     const { current } = this;
     if (kind === "markdown") {
+      const system = current.system === null ? [] : [{ role: "system", content: current.system }];
       const messages = current.path().map((it) => ({ role: it.role, content: it.role === "user" ? promptText(it) : it.content }));
-      saveText(`${fileName(current.name)}.md`, "text/markdown", writeMarkdown(current.name, current.model, messages));
+      saveText(`${fileName(current.name)}.md`, "text/markdown", writeMarkdown(current.name, current.model, [...system, ...messages]));
       return;
     }
     const all = kind === "all" ? await this.store.all() : [current];

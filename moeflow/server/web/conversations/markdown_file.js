@@ -3,12 +3,13 @@
 
 import { newId } from "./conversation.js";
 
-const MARK = /^<!-- moeflow: (user|assistant) -->$/;
+const MARK = /^<!-- moeflow: (system|user|assistant) -->$/;
 const MODEL = /^<!-- moeflow: model (.+) -->$/m; // before the messages: the model that continues the conversation
 const ESCAPED = /^\\*<!-- moeflow: /; // a line of a message that would read as a mark: one more backslash before it
-const NAMES = { user: "You", assistant: "Answer" };
+const NAMES = { system: "System prompt", user: "You", assistant: "Answer" };
 
-/** The text of the file, of a title, the name of a model ("": not known) and messages { role, content }. */
+/** The text of the file, of a title, the name of a model ("": not known) and messages { role, content }. The first
+ *  may be the conversation's own system prompt. */
 export function writeMarkdown(title, model, messages) {
   const parts = messages.map(({ role, content }) => `<!-- moeflow: ${role} -->\n**${NAMES[role]}:**\n\n${escaped(content)}\n`);
   if (model) parts.unshift(`<!-- moeflow: model ${model} -->\n`);
@@ -26,6 +27,10 @@ export function readMarkdown(text) {
   for (const { role, lines } of messages) {
     const end = lines.at(-1) === "" ? -1 : undefined;
     const content = unescaped(lines.slice(2, end).join("\n")); // its name and an empty line before it, one behind it
+    if (role === "system") {
+      record.system = content;
+      continue;
+    }
     const message = { id: newId(), parent, role, content };
     if (role === "user") message.files = [];
     record.messages.push(message);
