@@ -1,7 +1,7 @@
 // Speaks HTTP with the server: JSON, errors as the OpenAI API words them, streamed answers (SSE).
-// Knows nothing of the page. Paths are relative, so that the page works behind a proxy's prefix too.
+// Knows nothing of the page but its language. Paths are relative, so that the page works behind a proxy's prefix too.
 
-const LOST = "The connection to the server was lost before the answer was complete.";
+import { tr } from "./translate.js";
 
 /** A request that brought no (whole) answer. `status` 0: server not reached, or the connection broke. */
 export class ApiError extends Error {
@@ -28,10 +28,14 @@ async function request(path, { apiKey, body, signal } = {}) {
       cache: "no-store",
     });
   } catch (error) {
-    throw asApiError(error, "The server cannot be reached. Is it still running?");
+    throw asApiError(error, tr("The server cannot be reached. Is it still running?"));
   }
   if (!response.ok) throw await readError(response);
   return response;
+}
+
+function lost() {
+  return tr("The connection to the server was lost before the answer was complete.");
 }
 
 /** fetch reports every failure of the network as a TypeError. */
@@ -47,7 +51,7 @@ async function readError(response) {
     return new ApiError(message, { status, code, retryAfterS });
   } catch {
     // Not our server's JSON, but some proxy's page.
-    return new ApiError(`The server answered with status ${status}.`, { status, retryAfterS });
+    return new ApiError(tr("The server answered with status {status}.", { status }), { status, retryAfterS });
   }
 }
 
@@ -71,7 +75,7 @@ export async function* streamCompletion(body, { onBegin, ...options }) {
     if (chunk.error) throw new ApiError(chunk.error.message, { status: 500, code: chunk.error.code });
     yield chunk;
   }
-  throw new ApiError(LOST);
+  throw new ApiError(lost());
 }
 
 /** Yield the `data` of each event of an SSE body. */
@@ -90,7 +94,7 @@ async function* serverSentEvents(body) {
       }
     }
   } catch (error) {
-    throw asApiError(error, LOST);
+    throw asApiError(error, lost());
   } finally {
     // The body may be broken or aborted already; then there is nothing left to close.
     reader.cancel().catch(() => {});

@@ -2,6 +2,7 @@
 
 import { contextTitle, drawExperts, listFacts, liveNumbers, modelFacts, modelLine, rankFacts, replicaFacts, welcomeText } from "./facts.js";
 import { setText } from "./set_text.js";
+import { tr } from "./translate.js";
 
 const UNLOADED = "unloaded";
 const at = (id) => document.getElementById(id);
@@ -17,10 +18,10 @@ export class ServerView {
   show() {
     const { server } = this;
     const notices = {
-      loading: "The server is loading the model. The page goes on as soon as it is ready.",
+      loading: tr("The server is loading the model. The page goes on as soon as it is ready."),
       refusing: server.reason,
-      lost: "No connection to the server. Trying again…",
-      locked: this.hasKey() ? "The server did not accept this API key." : "This server asks for an API key.",
+      lost: tr("No connection to the server. Trying again…"),
+      locked: this.hasKey() ? tr("The server did not accept this API key.") : tr("This server asks for an API key."),
     };
     setText(at("notice"), notices[server.state] ?? "");
     const isLocked = server.state === "locked";
@@ -38,8 +39,8 @@ export class ServerView {
     this.shownModel = UNLOADED;
     document.title = "moeflow";
     at("model-name").textContent = "moeflow"; // the choice names it
-    at("model-line").textContent = "Loaded when you first ask it";
-    at("welcome-text").textContent = "This server has several models, and loads the one that you ask.";
+    at("model-line").textContent = tr("Loaded when you first ask it");
+    at("welcome-text").textContent = tr("This server has several models, and loads the one that you ask.");
     at("expert-strip").hidden = true;
     at("model-facts").replaceChildren();
     at("drafts-field").hidden = true;

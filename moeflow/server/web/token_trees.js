@@ -2,14 +2,15 @@
 
 import { saveText } from "./save_file.js";
 import { percent, toDot, visible } from "./token_tree_dot.js";
+import { formatNumber, tr } from "./translate.js";
 
 /** One line with the effect of drafts. */
 export function draftsLine(passes) {
   const sum = (count) => passes.reduce((total, pass) => total + count(pass), 0);
   const tokens = sum((pass) => pass.tokens.length);
   const drafted = sum((pass) => pass.num_drafted);
-  const perPass = passes.length ? (tokens / passes.length).toFixed(2) : "0";
-  return `${perPass} tokens a pass · ${sum((pass) => pass.num_accepted)} of ${drafted} drafts right`;
+  const rate = formatNumber(passes.length ? tokens / passes.length : 0, 2);
+  return tr("{rate} tokens a pass · {right} of {drafted} drafts right", { rate, right: sum((pass) => pass.num_accepted), drafted });
 }
 
 /** The <details> under one answer. Draws when it is open, and then only passes that are new. */
@@ -72,12 +73,12 @@ function passRow(pass, number, lettersOf) {
   const row = element("li", pass.num_drafted ? "" : "plain");
   const head = element("span", "pass-number");
   head.append(element("span", "pass-range", String(number)));
-  const kept = pass.num_drafted ? `${pass.num_accepted} of ${pass.num_drafted}` : "";
+  const kept = pass.num_drafted ? tr("{count} of {total}", { count: pass.num_accepted, total: pass.num_drafted }) : "";
   head.append(element("span", "pass-kept", kept));
   const tree = element("div", "tree");
   tree.tabIndex = 0; // a keyboard must be able to scroll it
   tree.setAttribute("role", "group");
-  tree.setAttribute("aria-label", `Pass ${number}${kept && `, ${kept} drafts right`}`);
+  tree.setAttribute("aria-label", kept ? tr("Pass {number}, {kept} drafts right", { number, kept }) : tr("Pass {number}", { number }));
   const own = pass.tokens.slice(pass.drafted.length ? pass.num_accepted : 0);
   tree.append(...branches(pass.drafted, own, lettersOf));
   row.append(head, tree);
@@ -117,14 +118,17 @@ function draftedToken(token, lettersOf) {
   const chip = element("span", `token ${token.is_accepted ? "accepted" : "rejected"}`);
   const who = `${lettersOf(token.speculators)} ${percent(token.chance)}`;
   chip.append(element("span", "token-text", visible(token.token)), element("span", "token-from", who));
-  chip.title = `${token.is_accepted ? "Right" : "Not taken"}. Drafted by ${token.speculators.join(" and ")}, with a chance of ${percent(token.chance)}.`;
-  if (token.is_accepted) chip.append(element("span", "unseen", " (right)"));
+  const drafted = { speculators: token.speculators.join(", "), chance: percent(token.chance) };
+  chip.title = token.is_accepted
+    ? tr("Right. Drafted by {speculators}, with a chance of {chance}.", drafted)
+    : tr("Not taken. Drafted by {speculators}, with a chance of {chance}.", drafted);
+  if (token.is_accepted) chip.append(element("span", "unseen", ` (${tr("right")})`));
   return chip;
 }
 
 function ownToken(token) {
   const chip = element("span", "token own");
-  chip.title = "The model’s own choice.";
+  chip.title = tr("The model’s own choice.");
   chip.append(element("span", "token-text", visible(token.token)));
   return chip;
 }

@@ -7,6 +7,7 @@ const ATTRIBUTES = ["aria-label", "placeholder", "title"];
 const stored = new Stored("localStorage", "language");
 let texts = {}; // from English to the language of the page
 let code = ENGLISH;
+const formats = new Map(); // of numbers, by digits
 
 /** The code of the page's language, such as "de". */
 export const language = () => code;
@@ -14,6 +15,21 @@ export const language = () => code;
 /** A text in the page's language. `values` replace names in braces: tr("{count} tokens", { count: 3 }). */
 export function tr(text, values = {}) {
   return (texts[text] ?? text).replaceAll(/\{(\w+)\}/g, (name, key) => values[key] ?? name);
+}
+
+/** Mark a text that `tr` gets later from a variable, so that scripts/page_texts.py finds it. */
+export const textKey = (text) => text;
+
+/** A number as the page's language writes it, with this many digits behind the point; without `digits` as many as it has, at most 3. */
+export function formatNumber(value, digits) {
+  const options = digits === undefined ? {} : { minimumFractionDigits: digits, maximumFractionDigits: digits };
+  if (!formats.has(digits)) formats.set(digits, new Intl.NumberFormat(code, options));
+  return formats.get(digits).format(value);
+}
+
+/** A share of 1 as percents: 0.125 -> "13%". */
+export function formatPercent(share, digits = 0) {
+  return share.toLocaleString(code, { style: "percent", minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
 /** Load the language that the user has chosen, or that the browser prefers, and translate the document. */

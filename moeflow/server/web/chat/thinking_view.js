@@ -2,6 +2,7 @@
 
 import { MarkdownView } from "../markdown/view.js";
 import { setText } from "../set_text.js";
+import { formatNumber, tr } from "../translate.js";
 
 export class ThinkingView {
   /** `thinking` is a <details>, `calls` the list of calls. */
@@ -18,7 +19,7 @@ export class ThinkingView {
   update(answer) {
     this.answer = answer;
     this.thinking.hidden = !answer.reasoning;
-    setText(this.line, this.isThinking ? "Thinking…" : thoughtLine(answer.reasoningS));
+    setText(this.line, this.isThinking ? tr("Thinking…") : thoughtLine(answer.reasoningS));
     this.draw();
     this.showCalls(answer.toolCalls);
   }
@@ -45,7 +46,7 @@ export class ThinkingView {
 }
 
 function thoughtLine(seconds) {
-  return seconds === null ? "Thoughts" : `Thought for ${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
+  return seconds === null ? tr("Thoughts") : tr("Thought for {seconds} s", { seconds: formatNumber(seconds, seconds < 10 ? 1 : 0) });
 }
 
 function callElement() {

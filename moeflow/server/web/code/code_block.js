@@ -1,6 +1,7 @@
 // A block of code: its language, a button that copies it, and its lines in colours.
 // Colours come from a worker, later than the text. New text is plain and follows the coloured lines.
 
+import { tr } from "../translate.js";
 import { highlight } from "./highlighter.js";
 
 const SHARE_OF_TIME = 0.1; // of a processor that may go into colouring again while a block grows
@@ -27,12 +28,12 @@ export class CodeBlock {
   head() {
     const head = document.createElement("figcaption");
     const name = document.createElement("span");
-    name.textContent = this.language || "code";
+    name.textContent = this.language || tr("code");
     const copy = document.createElement("button");
     copy.type = "button";
     copy.className = "link copy-code";
-    copy.textContent = "Copy";
-    copy.setAttribute("aria-label", "Copy code");
+    copy.textContent = tr("Copy");
+    copy.setAttribute("aria-label", tr("Copy code"));
     head.append(name, copy);
     return head;
   }

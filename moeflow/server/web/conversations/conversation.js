@@ -2,6 +2,7 @@
 // One version of each group is chosen, and the chosen ones form the shown path.
 // A prompt whose answer never came is shown but not sent: chat templates want user and assistant to alternate.
 
+import { tr } from "../translate.js";
 import { containsPaths, mergeMessages, withoutVain } from "./merge.js";
 
 const MAX_TITLE = 60; // characters
@@ -155,7 +156,7 @@ function asLeft(message) {
 }
 
 function titleOf(prompt) {
-  const line = (prompt?.content.trim() || prompt?.files?.[0]?.name || "New conversation").split("\n")[0];
+  const line = (prompt?.content.trim() || prompt?.files?.[0]?.name || tr("New conversation")).split("\n")[0];
   const characters = [...line];
   return characters.length > MAX_TITLE ? `${characters.slice(0, MAX_TITLE).join("").trimEnd()}…` : line;
 }

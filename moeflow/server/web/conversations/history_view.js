@@ -2,6 +2,7 @@
 // In a wide window it is a side bar and keeps its state; else it overlays the page, and closes.
 
 import { Stored } from "../storage.js";
+import { tr } from "../translate.js";
 
 const WIDE = "(min-width: 64rem)";
 const SEARCH_PAUSE_MS = 150;
@@ -94,7 +95,7 @@ export class HistoryView {
     if (current.id !== this.currentId) this.showCurrent();
     this.currentId = current.id;
     this.none.hidden = heads.length > 0;
-    this.none.textContent = isSearch ? "Nothing found." : "Conversations are kept here, in this browser alone.";
+    this.none.textContent = isSearch ? tr("Nothing found.") : tr("Conversations are kept here, in this browser alone.");
   }
 
   /** Scroll the open conversation into the view of a long list. */
@@ -126,7 +127,7 @@ export class HistoryView {
     const form = document.createElement("form");
     const box = document.createElement("input");
     box.value = link.textContent;
-    box.setAttribute("aria-label", "Name of the conversation");
+    box.setAttribute("aria-label", tr("Name of the conversation"));
     form.append(box);
     link.replaceWith(form);
     box.select();
@@ -156,7 +157,7 @@ export class HistoryView {
     this.removed = await this.actions.onDelete(id);
     if (!this.removed) return; // another tab was first
     this.undo.hidden = false;
-    this.undo.querySelector("span").textContent = `Deleted “${name}”.`;
+    this.undo.querySelector("span").textContent = tr("Deleted “{name}”.", { name });
     this.undo.querySelector("button").focus();
     clearTimeout(this.undoTimer);
     this.undoTimer = setTimeout(() => (this.undo.hidden = true), UNDO_MS);

@@ -1,6 +1,7 @@
 // Conversations as a JSON file, whole: all versions of all messages. Reads its own files and those of other programs.
 // A record has no `updatedAt` where the file does not say when that was.
 
+import { tr } from "../translate.js";
 import { newId } from "./conversation.js";
 import { checkedAsked, checkedMeasured } from "./checked_answer.js";
 import { readForeign, textOf, timeOf } from "./foreign_files.js";
@@ -19,16 +20,16 @@ export function readJson(text) {
   try {
     content = JSON.parse(text);
   } catch {
-    throw new Error("it is not JSON; it may be cut off");
+    throw new Error(tr("it is not JSON; it may be cut off"));
   }
   if (content?.format === FORMAT) return readOwn(content);
   const records = readForeign(content);
   if (records) return records;
-  throw new Error("it holds no conversations in a form that is known here: moeflow’s, ChatGPT’s, Open WebUI’s, or messages as the API takes them");
+  throw new Error(tr("it holds no conversations in a form that is known here: moeflow’s, ChatGPT’s, Open WebUI’s, or messages as the API takes them"));
 }
 
 function readOwn({ version, conversations }) {
-  if (version !== 1) throw new Error(`it is of version ${version}; this page reads version 1`);
+  if (version !== 1) throw new Error(tr("it is of version {version}; this page reads version 1", { version }));
   return conversations.map(({ id, title, model, preset, system, updatedAt, messages, chosen }) => {
     const record = { id: ID.test(id) ? id : newId(), title: textOf(title), model: textOf(model), updatedAt: timeOf(updatedAt), chosen: { ...chosen } };
     Object.assign(record, { preset: textOf(preset), system: typeof system === "string" ? system : null });
@@ -40,8 +41,8 @@ function readOwn({ version, conversations }) {
 function checkTree(messages) {
   const earlier = new Set([""]); // the parent of the first prompts
   for (const { id, parent } of messages) {
-    if (earlier.has(id)) throw new Error(`a message in it has an id that is ${id ? "not its own" : "empty"}`);
-    if (!earlier.has(parent)) throw new Error("a message in it answers none before it");
+    if (earlier.has(id)) throw new Error(id ? tr("a message in it has an id that is not its own") : tr("a message in it has an id that is empty"));
+    if (!earlier.has(parent)) throw new Error(tr("a message in it answers none before it"));
     earlier.add(id);
   }
   return messages;
@@ -50,12 +51,12 @@ function checkTree(messages) {
 /** Files may come from anywhere: only what the page knows, as what the page takes it for. */
 function checked(message) {
   const { id, parent, role, content, files, reasoning, ...others } = message;
-  if (typeof id !== "string" || typeof parent !== "string" || typeof content !== "string") throw new Error("a message in it lacks id, parent or content");
+  if (typeof id !== "string" || typeof parent !== "string" || typeof content !== "string") throw new Error(tr("a message in it lacks id, parent or content"));
   if (role === "user") {
     const kept = (files ?? []).map(({ name, text }) => ({ name: String(name), text: String(text) }));
     return { id, parent, role, content, files: kept };
   }
-  if (role !== "assistant") throw new Error(`a message in it has the role ${JSON.stringify(role)}`);
+  if (role !== "assistant") throw new Error(tr("a message in it has the role {role}", { role: JSON.stringify(role) }));
   const { state, cutOff, reasoningS, asked, measured } = others;
   const known = { state: state === "stopped" ? state : "done", cutOff: cutOff === true, asked: checkedAsked(asked), measured: checkedMeasured(measured) };
   return { id, parent, role, content, reasoning: String(reasoning ?? ""), reasoningS: Number(reasoningS) || null, ...known };

@@ -3,6 +3,7 @@
 
 import { promptText } from "../chat/messages.js";
 import { saveText } from "../save_file.js";
+import { tr } from "../translate.js";
 import { Conversation } from "./conversation.js";
 import { readJson, writeJson } from "./json_file.js";
 import { readMarkdown, writeMarkdown } from "./markdown_file.js";
@@ -153,7 +154,7 @@ export class Library {
       return;
     }
     const all = kind === "all" ? await this.store.all() : [current];
-    if (!all.length) throw new Error("There is no conversation to export yet.");
+    if (!all.length) throw new Error(tr("There is no conversation to export yet."));
     saveText(`${kind === "all" ? "conversations" : fileName(current.name)}.json`, "application/json", writeJson(all.map((it) => it.record())));
   }
 
@@ -177,7 +178,7 @@ export class Library {
   /** Import a file and add its conversations to `found`. A conversation without a time gets the next of `times`. */
   async importFile(file, times, found) {
     const conversations = (await readFile(file, times)).filter((it) => !it.isEmpty);
-    if (!conversations.length) throw new Error(`${file.name} holds no conversations, so nothing was imported.`);
+    if (!conversations.length) throw new Error(tr("{file} holds no conversations, so nothing was imported.", { file: file.name }));
     const before = await this.store.all();
     for (const [i, conversation] of conversations.entries()) {
       const known = await this.knownAs(conversation, before);
@@ -187,7 +188,8 @@ export class Library {
       }
       known?.takeIn(conversation);
       if (!(await this.store.restore(known ?? conversation))) {
-        throw new Error(`This browser could keep only ${i} of the ${conversations.length} conversations in ${file.name}; it may have no room for more.`);
+        const kept = { count: i, total: conversations.length, file: file.name };
+        throw new Error(tr("This browser could keep only {count} of the {total} conversations in {file}; it may have no room for more.", kept));
       }
       found.new.push(known ?? conversation);
     }
@@ -223,7 +225,7 @@ async function readFile(file, times) {
     const records = /\.md$/i.test(file.name) ? [readMarkdown(text)] : readJson(text);
     return records.map((record) => new Conversation({ ...record, updatedAt: record.updatedAt ?? times.next().value }));
   } catch (error) {
-    throw new Error(`${file.name} could not be imported: ${error.message}.`);
+    throw new Error(tr("{file} could not be imported: {reason}.", { file: file.name, reason: error.message }));
   }
 }
 

@@ -1,17 +1,18 @@
 // A conversation as a Markdown file: its shown path, for readers. A comment before each message, which
 // readers of Markdown do not show, says whose it is, so that the file can be read back exactly.
 
+import { tr } from "../translate.js";
 import { newId } from "./conversation.js";
 
 const MARK = /^<!-- moeflow: (system|user|assistant) -->$/;
 const MODEL = /^<!-- moeflow: model (.+) -->$/m; // before the messages: the model that continues the conversation
 const ESCAPED = /^\\*<!-- moeflow: /; // a line of a message that would read as a mark: one more backslash before it
-const NAMES = { system: "System prompt", user: "You", assistant: "Answer" };
 
 /** The text of the file, of a title, the name of a model ("": not known) and messages { role, content }. The first
  *  may be the conversation's own system prompt. */
 export function writeMarkdown(title, model, messages) {
-  const parts = messages.map(({ role, content }) => `<!-- moeflow: ${role} -->\n**${NAMES[role]}:**\n\n${escaped(content)}\n`);
+  const names = { system: tr("System prompt"), user: tr("You"), assistant: tr("Answer") };
+  const parts = messages.map(({ role, content }) => `<!-- moeflow: ${role} -->\n**${names[role]}:**\n\n${escaped(content)}\n`);
   if (model) parts.unshift(`<!-- moeflow: model ${model} -->\n`);
   return [`# ${title.replaceAll("\n", " ")}\n`, ...parts].join("\n");
 }
@@ -19,7 +20,7 @@ export function writeMarkdown(title, model, messages) {
 /** The record of the conversation in a file. Throws an Error whose message is for the user. */
 export function readMarkdown(text) {
   const [head, ...messages] = cut(text.replace(/\r\n?/g, "\n"));
-  if (!messages.length) throw new Error("it was not exported here: no line says where messages begin");
+  if (!messages.length) throw new Error(tr("it was not exported here: no line says where messages begin"));
   const title = /^# (.*)$/m.exec(head.lines[0])?.[1] ?? "";
   const model = MODEL.exec(head.lines.join("\n"))?.[1] ?? "";
   const record = { id: newId(), title, model, chosen: {}, messages: [] };

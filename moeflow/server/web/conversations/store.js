@@ -4,6 +4,7 @@
 // removed, also if a tab still uses it, unless it is restored: a mark stays in the list.
 
 import { Stored } from "../storage.js";
+import { tr } from "../translate.js";
 import { Conversation } from "./conversation.js";
 import { openTables } from "./tables.js";
 
@@ -117,7 +118,7 @@ export class ConversationStore extends EventTarget {
       await action(await this.tables);
       this.error = null;
     } catch (error) {
-      this.error = `This browser could not keep the conversation (${error?.name ?? "unknown reason"}); export it before you close the page.`;
+      this.error = tr("This browser could not keep the conversation ({reason}); export it before you close the page.", { reason: error?.name ?? tr("unknown reason") });
       this.dispatchEvent(new CustomEvent("change", { detail: [] }));
     }
     this.tell(event, ids);

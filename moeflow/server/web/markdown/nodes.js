@@ -4,6 +4,8 @@
 //   { code, language }                a block of code
 //   { tex, isDisplay, isPending }     a formula; pending: its end has not come yet
 
+import { tr } from "../translate.js";
+
 const ALIGNMENT = /text-align:(\w+)/;
 const TASK = /^\[([ xX])\] /;
 const BLOCKS_OF_TEXT = new Set(["p", "h3", "h4", "h5", "h6", "td", "th"]);
@@ -94,7 +96,7 @@ function headingTag(level, env) {
 
 /** A wide table scrolls in a box of its own; a keyboard must be able to do that. */
 function wrapped(node) {
-  return node.tag === "table" ? element("div", { class: "table", role: "group", "aria-label": "Table", tabindex: "0" }, [node]) : node;
+  return node.tag === "table" ? element("div", { class: "table", role: "group", "aria-label": tr("Table"), tabindex: "0" }, [node]) : node;
 }
 
 /** Say in its class how much room a cell wants: where a table is wider than its box, the browser would make all columns

@@ -1,6 +1,7 @@
 // What became of experts that come from disk: the rows of their facts, live.
 
 import { NONE } from "../../facts.js";
+import { formatNumber, formatPercent, language, tr } from "../../translate.js";
 
 const GIB = 2 ** 30;
 const MIB = 2 ** 20;
@@ -8,7 +9,7 @@ const MIB = 2 ** 20;
 /** 3221225472 -> "3.00 GiB" */
 export function formatBytes(bytes) {
   const [unit, name] = bytes >= GIB ? [GIB, "GiB"] : [MIB, "MiB"];
-  return `${(bytes / unit).toLocaleString("en", { maximumSignificantDigits: 3, minimumSignificantDigits: 3, useGrouping: false })} ${name}`;
+  return `${(bytes / unit).toLocaleString(language(), { maximumSignificantDigits: 3, minimumSignificantDigits: 3, useGrouping: false })} ${name}`;
 }
 
 /** Terms and details; empty if all experts are resident. `before` is an earlier reading of /stats, or null. */
@@ -16,41 +17,41 @@ export function expertFacts(stats, before) {
   if (!stats?.expert_slots) return [];
   const needed = stats.expert_hits_total + stats.expert_late_total + stats.expert_misses_total;
   return [
-    ...(stats.experts_on_gpu ? [["On the GPU", gpuText(stats, needed)]] : []),
-    ["Memory limit", stats.memory_limit_bytes ? formatBytes(stats.memory_limit_bytes) : "none"],
-    ["In memory", `${stats.experts_in_slots} of ${stats.experts_on_disk}`],
-    ["Found there", needed ? `${Math.round((100 * stats.expert_hits_total) / needed)}%` : NONE],
-    ["Waited for disk", `${stats.expert_stall_s_total.toFixed(1)} s`],
-    ["Read", readingText(stats, before)],
-    ["Read ahead", stats.is_prefetching ? "on" : "off"],
+    ...(stats.experts_on_gpu ? [[tr("On the GPU"), gpuText(stats, needed)]] : []),
+    [tr("Memory limit"), stats.memory_limit_bytes ? formatBytes(stats.memory_limit_bytes) : tr("none")],
+    [tr("In memory"), tr("{count} of {total}", { count: stats.experts_in_slots, total: stats.experts_on_disk })],
+    [tr("Found there"), needed ? formatPercent(stats.expert_hits_total / needed) : NONE],
+    [tr("Waited for disk"), `${formatNumber(stats.expert_stall_s_total, 1)} s`],
+    [tr("Read"), readingText(stats, before)],
+    [tr("Read ahead"), stats.is_prefetching ? tr("on") : tr("off")],
     ...lenderFacts(stats),
   ];
 }
 
 function gpuText(stats, neededElsewhere) {
   const needed = stats.gpu_hits_total + neededElsewhere;
-  return `${stats.experts_on_gpu}, ${needed ? Math.round((100 * stats.gpu_hits_total) / needed) : 0}% of those needed`;
+  return tr("{count}, {share} of those needed", { count: stats.experts_on_gpu, share: formatPercent(needed ? stats.gpu_hits_total / needed : 0) });
 }
 
 /** Terms and details of the machines that lend memory; empty if there are none. */
 function lenderFacts(stats) {
   if (!stats.lenders.length) return [];
-  const computed = `${stats.remote_pairs_total.toLocaleString("en")} pairs, ${formatBytes(stats.remote_bytes_total)}`;
+  const computed = { pairs: formatNumber(stats.remote_pairs_total), bytes: formatBytes(stats.remote_bytes_total), seconds: formatNumber(stats.remote_wait_s_total, 1) };
   return [
-    ["Computed elsewhere", `${computed}, waited ${stats.remote_wait_s_total.toFixed(1)} s`],
+    [tr("Computed elsewhere"), tr("{pairs} pairs, {bytes}, waited {seconds} s", computed)],
     ...stats.lenders.map((lender) => [lender.address, lenderText(lender)]),
   ];
 }
 
 function lenderText(lender) {
-  return lender.state === "connected" ? `${lender.num_experts} experts` : lender.state;
+  return lender.state === "connected" ? tr("{count} experts", { count: lender.num_experts }) : lender.state;
 }
 
 function readingText(stats, before) {
   const total = bytesRead(stats);
   const seconds = before ? stats.uptime_s - before.uptime_s : 0;
-  const rate = seconds > 0 ? `, ${formatBytes((total - bytesRead(before)) / seconds)}/s now` : "";
-  return `${formatBytes(total)}${rate}`;
+  if (seconds <= 0) return formatBytes(total);
+  return tr("{bytes}, {rate}/s now", { bytes: formatBytes(total), rate: formatBytes((total - bytesRead(before)) / seconds) });
 }
 
 function bytesRead(stats) {
