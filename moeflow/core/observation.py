@@ -106,6 +106,7 @@ class SequenceSight(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int  # found in the prefix tree
     num_output_tokens: int
     queued_s: float  # waited before its first pass
+    submitted_s: float  # on the engine's clock
     passes: list[PassSight]
     counts: bytes  # [L, E] int64: its tokens that each expert got, drafted ones included
 

@@ -100,6 +100,7 @@ class RequestRecord:
             num_cached_tokens=cached,
             num_output_tokens=num_tokens - self._num_prompt_tokens,
             queued_s=queued_s,
+            submitted_s=self._submitted_s,
             passes=[PassSight(*row) for row in self._passes[: self._num_passes].tolist()],
             counts=self.counts.astype("<i8").tobytes(),
         )

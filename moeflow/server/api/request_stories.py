@@ -10,12 +10,15 @@ from pydantic import BaseModel, create_model
 
 from moeflow.server.errors import ApiError
 from moeflow.server.request_log import record_of
+from moeflow.server.served_model import ServedModel
 from moeflow.server.service import Service, get_service
 from moeflow.server.stories.access import listed, visible
 from moeflow.server.stories.phases import Phase
 from moeflow.server.stories.reasons import Reason, slow_because
+from moeflow.server.stories.seen import Experts, Pass, Seen, seen_of
 from moeflow.server.stories.stories import MAX_STORIES
-from moeflow.server.stories.story import Story
+from moeflow.server.stories.story import Story, with_queue_known
+from moeflow.server.stories.tokens import RoutedToken, RoutedTokens, tokens_of
 
 router = APIRouter(tags=["status"])
 
@@ -27,8 +30,19 @@ def _fields(struct: type[msgspec.Struct]) -> dict[str, Any]:
 
 PhaseFacts: Any = create_model("PhaseFacts", **_fields(Phase))
 ReasonFacts: Any = create_model("ReasonFacts", **_fields(Reason))
+PassFacts: Any = create_model("PassFacts", **_fields(Pass))
+TouchedExperts: Any = create_model("TouchedExperts", **_fields(Experts))
+RoutedTokenFacts: Any = create_model("RoutedTokenFacts", **_fields(RoutedToken))
 StoryFacts: Any = create_model("StoryFacts", **_fields(Story) | {"phases": (list[PhaseFacts], ...)})
-StoryResponse: Any = create_model("StoryResponse", __base__=StoryFacts, slow_because=(list[ReasonFacts], ...))
+StoryResponse: Any = create_model(
+    "StoryResponse",
+    __base__=StoryFacts,
+    slow_because=(list[ReasonFacts], ...),
+    **_fields(Seen) | {"passes": (list[PassFacts] | None, ...), "experts": (TouchedExperts | None, ...)},
+)
+TokensResponse: Any = create_model(
+    "TokensResponse", **_fields(RoutedTokens) | {"tokens": (list[RoutedTokenFacts], ...)}
+)
 
 
 class StoriesResponse(BaseModel):
@@ -51,11 +65,36 @@ async def list_stories(
     return {"requests": msgspec.to_builtins(chosen)}
 
 
+@router.get("/stats/requests/{request_id:path}/tokens", response_model=TokensResponse)
+async def get_tokens(
+    request_id: str,
+    request: Request,
+    service: Annotated[Service, Depends(get_service)],
+    sequence: Annotated[int, Query(ge=0, description="Of several sequences of a request: which one.")] = 0,
+) -> Any:
+    """Return the tokens of a request, prompt and answer, with the experts that routers chose for each.
+
+    Engines know them while somebody watches: see `/stats?watch=true`.
+    """
+    story = await _find(service, request, request_id)
+    return msgspec.to_builtins(await tokens_of(_model_of(service, story), story, sequence))
+
+
 @router.get("/stats/requests/{request_id:path}", response_model=StoryResponse)
 async def get_story(request_id: str, request: Request, service: Annotated[Service, Depends(get_service)]) -> Any:
-    """Return the story of one request, by the id in its answer's header `x-request-id`, or by that of its object."""
+    """Return the story of one request, by the id in its answer's header `x-request-id`, or by that of its object.
+
+    Engines know passes and experts while somebody watches: see `/stats?watch=true`. Asking for a story is watching.
+    """
     story = await _find(service, request, request_id)
-    return {**msgspec.to_builtins(story), "slow_because": msgspec.to_builtins(slow_because(story))}
+    seen = await seen_of(_model_of(service, story), story)
+    story = with_queue_known(story, seen.queued_s)
+    facts = {"slow_because": slow_because(story, seen.stall_s), **msgspec.structs.asdict(seen)}
+    return {**msgspec.to_builtins(story), **{name: msgspec.to_builtins(fact) for name, fact in facts.items()}}
+
+
+def _model_of(service: Service, story: Story) -> ServedModel | None:
+    return next((model for model in service.models.all if model.name == story.model), None)
 
 
 async def _find(service: Service, request: Request, request_id: str) -> Story:

@@ -11,6 +11,7 @@ from moeflow.server.stories.story import Story
 
 MAX_REASONS: Final = 2
 LEAST_SHARE: Final = 0.2  # of the whole time; what took less explains nothing
+LEAST_STALL_SHARE: Final = 0.05
 _LONG_GAP: Final = 5.0  # times the mean gap
 
 
@@ -22,11 +23,17 @@ class Reason(msgspec.Struct, frozen=True):
     values: dict[str, str]
 
 
-def slow_because(story: Story) -> list[Reason]:
-    """Return the reasons, the largest part of the time first; at least one."""
+def slow_because(story: Story, stall_s: float | None = None) -> list[Reason]:
+    """Return the reasons, the largest part of the time first; at least one.
+
+    `stall_s` is for how long its passes waited for experts; None: not known.
+    """
     by_share = sorted(story.phase_s.items(), key=lambda item: item[1], reverse=True)
     large = [name for name, duration_s in by_share if duration_s >= LEAST_SHARE * story.total_s][:MAX_REASONS]
-    return [_SENTENCES[name](story, story.phase_s[name]) for name in large or [by_share[0][0]]]
+    found = [_SENTENCES[name](story, story.phase_s[name]) for name in large or [by_share[0][0]]]
+    if stall_s is not None and stall_s >= LEAST_STALL_SHARE * story.total_s:
+        found.append(_reason("Passes waited {time} for experts from disk.", time=seconds(stall_s)))
+    return found
 
 
 def seconds(duration_s: float) -> str:

@@ -88,6 +88,17 @@ def story_of(record: RequestRecord, *, is_over: bool) -> Story:
     )
 
 
+def with_queue_known(story: Story, queued_s: float | None) -> Story:
+    """Return a story in which "waiting" is parted: the engine has told how long the request was queued."""
+    *before, waiting = story.phases
+    if queued_s is None or story.state != "running" or waiting.name != "waiting":
+        return story
+    queued_s = min(queued_s, waiting.duration_s)
+    queued = Phase("queued", waiting.start_s, queued_s)
+    prompt = Phase("prompt", waiting.start_s + queued_s, waiting.duration_s - queued_s)
+    return msgspec.structs.replace(story, phases=[*before, queued, prompt])
+
+
 def _state_of(record: RequestRecord) -> State:
     if record.error or (record.work and record.work.failure):
         return "failed"

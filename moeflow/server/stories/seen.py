@@ -1,0 +1,148 @@
+"""What the engines have seen of a request: its passes and its experts, as far as somebody watched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from moeflow.core.observation import PassSight, RequestQuestion, RequestSight, SequenceSight
+from moeflow.server.served_model import ServedModel
+from moeflow.server.stories.story import Story
+
+NOT_LOADED: Final = "the model is not loaded any more."
+NOT_ANSWERED: Final = "the engine does not answer."
+NOT_WATCHED: Final = "nobody watched. Engines observe their passes while the inspector is open, and 60 s longer."
+PARTLY_WATCHED: Final = "nobody watched a part of its passes, so the numbers are those of the rest."
+
+
+class Pass(msgspec.Struct, frozen=True):
+    """One pass of an engine with tokens of the request."""
+
+    start_s: float  # from the start of the request
+    duration_s: float
+    tokens: int  # of the request, without drafted ones
+    pass_tokens: int  # of all requests, drafted ones included
+    is_prompt: bool  # whether prompt tokens of the request were in it
+    drafted_tokens: int
+    accepted_tokens: int  # of these
+    stall_s: float  # that it waited for experts
+    read_bytes: int  # of experts, meanwhile
+
+
+class Experts(msgspec.Struct, frozen=True):
+    """The tokens that each expert got of the request, drafted ones included."""
+
+    layers: list[int]  # numbers of the layers with routers
+    num_experts: int
+    counts: list[list[int]]  # of each layer, each expert
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a request from its engines. None: nobody watched."""
+
+    passes: list[Pass] | None = None
+    experts: Experts | None = None
+    read_bytes: int | None = None
+    stall_s: float | None = None
+    queued_s: float | None = None  # of the first sequence; known here before the first token
+    replica: int | None = None  # the place of the engine in /stats
+    host: str | None = None  # its machine; "": the server's
+    not_observed: str = ""  # what is missing, and why; empty: nothing is
+
+
+async def seen_of(served: ServedModel | None, story: Story) -> Seen:
+    """Ask the engines of a model about a request; they observe their passes then for a while."""
+    if served is None or served.generator is None:
+        return Seen(not_observed=NOT_LOADED)
+    sights = await served.look(RequestQuestion(story.object_id))
+    known = {place: sight for place, sight in sights.items() if isinstance(sight, RequestSight)}
+    if not known:
+        return Seen(not_observed=NOT_ANSWERED)
+    having = {place: sight for place, sight in known.items() if sight.sequences}
+    if not having:
+        return Seen(not_observed=NOT_WATCHED)
+    return _told(served, story, having)
+
+
+def _told(served: ServedModel, story: Story, having: dict[int, RequestSight]) -> Seen:
+    begun_s = next((it.start_s for it in story.phases if it.name in ("queued", "waiting")), 0.0)
+    passes = sorted(
+        (one for sight in having.values() for one in _passes(sight.sequences, begun_s)), key=lambda one: one.start_s
+    )
+    sequences = [sequence for sight in having.values() for sequence in sight.sequences]
+    replica, *others = having
+    return Seen(
+        passes=passes,
+        experts=_experts(having),
+        read_bytes=sum(one.read_bytes for one in passes),
+        stall_s=sum(one.stall_s for one in passes),
+        queued_s=min(sequence.queued_s for sequence in sequences),
+        replica=None if others else replica,
+        host=None if others else served.replicas()[replica].host,
+        not_observed=PARTLY_WATCHED if _is_partial(story, sequences) else "",
+    )
+
+
+def _passes(sequences: Sequence[SequenceSight], begun_s: float) -> list[Pass]:
+    """Return the passes of one engine: sequences of a request share them. The first sequence was submitted then."""
+    first_s = min(sequence.submitted_s for sequence in sequences)
+    rows = [
+        (begun_s + sequence.submitted_s - first_s + one.start_s, one)
+        for sequence in sequences
+        for one in sequence.passes
+    ]
+    passes: list[Pass] = []
+    for start_s, one in sorted(rows, key=lambda row: row[0]):
+        if passes and start_s < passes[-1].start_s + one.duration_s / 2:  # passes of an engine do not overlap
+            passes[-1] = _joined(passes[-1], one)
+        else:
+            passes.append(_pass(start_s, one))
+    return passes
+
+
+def _pass(start_s: float, one: PassSight) -> Pass:
+    return Pass(
+        start_s=start_s,
+        duration_s=one.duration_s,
+        tokens=one.num_tokens,
+        pass_tokens=one.num_pass_tokens,
+        is_prompt=one.is_prompt,
+        drafted_tokens=one.num_drafted,
+        accepted_tokens=one.num_accepted,
+        stall_s=one.stall_s,
+        read_bytes=one.read_bytes,
+    )
+
+
+def _joined(shared: Pass, one: PassSight) -> Pass:
+    """Add another sequence's part in the same pass."""
+    return msgspec.structs.replace(
+        shared,
+        tokens=shared.tokens + one.num_tokens,
+        is_prompt=shared.is_prompt or one.is_prompt,
+        drafted_tokens=shared.drafted_tokens + one.num_drafted,
+        accepted_tokens=shared.accepted_tokens + one.num_accepted,
+    )
+
+
+def _experts(having: dict[int, RequestSight]) -> Experts | None:
+    """Return the sum over all sequences; None: the model has no experts."""
+    sight = next(iter(having.values()))
+    if not (sight.layers and sight.num_experts):
+        return None
+    counts = sum(np.frombuffer(it.counts, "<i8") for one in having.values() for it in one.sequences)
+    return Experts(sight.layers, sight.num_experts, np.reshape(counts, (-1, sight.num_experts)).tolist())
+
+
+def _is_partial(story: Story, sequences: Sequence[SequenceSight]) -> bool:
+    """Return whether some tokens were computed while nobody watched. A sequence's last token is not computed."""
+    if len(sequences) < story.sequences:
+        return True
+    return any(
+        sum(one.num_tokens + one.num_accepted for one in it.passes)
+        < it.num_prompt_tokens - it.num_cached_tokens + it.num_output_tokens - 1
+        for it in sequences
+    )
