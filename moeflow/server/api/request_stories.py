@@ -89,7 +89,7 @@ async def get_story(request_id: str, request: Request, service: Annotated[Servic
     story = await _find(service, request, request_id)
     seen = await seen_of(_model_of(service, story), story)
     story = with_queue_known(story, seen.queued_s)
-    facts = {"slow_because": slow_because(story, seen.stall_s), **msgspec.structs.asdict(seen)}
+    facts = {"slow_because": slow_because(story, seen), **msgspec.structs.asdict(seen)}
     return {**msgspec.to_builtins(story), **{name: msgspec.to_builtins(fact) for name, fact in facts.items()}}
 
 

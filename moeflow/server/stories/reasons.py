@@ -7,11 +7,12 @@ from typing import Final
 
 import msgspec
 
+from moeflow.server.stories.seen import Seen
 from moeflow.server.stories.story import Story
 
-MAX_REASONS: Final = 2
+MAX_PHASES: Final = 2
 LEAST_SHARE: Final = 0.2  # of the whole time; what took less explains nothing
-LEAST_STALL_SHARE: Final = 0.05
+LEAST_ENGINE_SHARE: Final = 0.1
 _LONG_GAP: Final = 5.0  # times the mean gap
 
 
@@ -23,17 +24,33 @@ class Reason(msgspec.Struct, frozen=True):
     values: dict[str, str]
 
 
-def slow_because(story: Story, stall_s: float | None = None) -> list[Reason]:
-    """Return the reasons, the largest part of the time first; at least one.
-
-    `stall_s` is for how long its passes waited for experts; None: not known.
-    """
+def slow_because(story: Story, seen: Seen) -> list[Reason]:
+    """Return the reasons: the phases that took longest, at least one, and then what the engine has seen."""
     by_share = sorted(story.phase_s.items(), key=lambda item: item[1], reverse=True)
-    large = [name for name, duration_s in by_share if duration_s >= LEAST_SHARE * story.total_s][:MAX_REASONS]
-    found = [_SENTENCES[name](story, story.phase_s[name]) for name in large or [by_share[0][0]]]
-    if stall_s is not None and stall_s >= LEAST_STALL_SHARE * story.total_s:
-        found.append(_reason("Passes waited {time} for experts from disk.", time=seconds(stall_s)))
-    return found
+    large = [name for name, duration_s in by_share if duration_s >= LEAST_SHARE * story.total_s][:MAX_PHASES]
+    of_phases = [_SENTENCES[name](story, story.phase_s[name]) for name in large or [by_share[0][0]]]
+    return [*of_phases, *_of_engine(story, seen)]
+
+
+def _of_engine(story: Story, seen: Seen) -> list[Reason]:
+    """Return what made passes slow or rare, if one thing did."""
+    if not seen.passes or seen.not_observed:
+        return []
+    stall_s = sum(one.stall_s for one in seen.passes)
+    computed_s = story.phase_s.get("prompt", 0.0) + story.phase_s.get("decode", 0.0)
+    between_s = computed_s - sum(one.duration_s for one in seen.passes)
+    longest_s = max(stall_s, between_s)
+    if longest_s >= LEAST_ENGINE_SHARE * story.total_s:
+        if stall_s == longest_s:
+            return [_reason("Passes waited {time} for experts from disk.", time=seconds(stall_s))]
+        template = "{time} of it lay between its passes: the engine computed others, or waited for the processor."
+        return [_reason(template, time=seconds(between_s))]
+    own = sum(one.tokens + one.drafted_tokens for one in seen.passes)
+    others = sum(one.pass_tokens for one in seen.passes) - own
+    if others < own:
+        return []
+    template = "Its passes computed {others} tokens of other requests, beside {own} of its own."
+    return [_reason(template, others=str(others), own=str(own))]
 
 
 def seconds(duration_s: float) -> str:

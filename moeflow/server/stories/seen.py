@@ -96,7 +96,7 @@ def _passes(sequences: Sequence[SequenceSight], begun_s: float) -> list[Pass]:
     ]
     passes: list[Pass] = []
     for start_s, one in sorted(rows, key=lambda row: row[0]):
-        if passes and start_s < passes[-1].start_s + one.duration_s / 2:  # passes of an engine do not overlap
+        if passes and start_s < passes[-1].start_s + passes[-1].duration_s / 2:  # passes of an engine do not overlap
             passes[-1] = _joined(passes[-1], one)
         else:
             passes.append(_pass(start_s, one))

@@ -24,6 +24,10 @@ export class RequestList {
     this.element = make("div", {}, make("div", { className: "request-filter" }, this.search, this.state), this.none, this.table);
     this.search.addEventListener("input", () => this.draw());
     this.state.addEventListener("change", () => this.draw());
+    this.body.addEventListener("click", ({ target }) => {
+      const { id } = target.closest("tr").dataset;
+      if (id) this.onOpen(id);
+    });
     this.body.addEventListener("keydown", (event) => this.step(event));
   }
 
@@ -68,14 +72,12 @@ export class RequestList {
   newRow(id) {
     const name = make("th", { scope: "row" });
     if (id) {
-      const button = make("button", { type: "button", className: "link request-id", textContent: shortened(id), title: id, "aria-label": tr("Story of request {id}", { id }) });
-      button.addEventListener("click", () => this.onOpen(id));
-      name.append(button);
+      name.append(make("button", { type: "button", className: "link request-id", textContent: shortened(id), title: id, "aria-label": tr("Story of request {id}", { id }) }));
     } else {
       name.textContent = NONE;
       name.title = tr("Without API keys, only clients of this machine see ids.");
     }
-    return make("tr", {}, name, ...HEADS.slice(1).map((head) => make("td", { "data-head": tr(head) })));
+    return make("tr", { "data-id": id }, name, ...HEADS.slice(1).map((head) => make("td", { "data-head": tr(head) })));
   }
 
   /** Arrow keys go from request to request. */

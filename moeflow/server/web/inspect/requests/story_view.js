@@ -32,7 +32,7 @@ export class StoryView {
       experts: section(tr("Experts"), this.experts.element),
       drafts: section(tr("Drafts"), drafts),
     };
-    this.all = make("div", {}, section(tr("Why it took so long"), this.reasons), section(tr("Where the time went"), this.phases), section(tr("Numbers"), this.facts), this.note, ...Object.values(this.parts), this.json(copy));
+    this.all = make("div", {}, section(tr("What took longest"), this.reasons), section(tr("Where the time went"), this.phases), this.note, ...Object.values(this.parts), section(tr("Numbers"), this.facts), this.json(copy));
     this.element = make("article", { className: "story" }, this.back, this.title, this.missing, this.all);
   }
 
@@ -63,7 +63,7 @@ export class StoryView {
     this.story = story;
     this.all.hidden = false;
     setText(this.title, `${kindOf(story)}: ${stateName(story.state)}`);
-    this.reasons.replaceChildren(...story.slow_because.map(({ template, values }) => make("li", { textContent: tr(template, values) })));
+    this.reasons.replaceChildren(...story.slow_because.map(({ template, values }) => make("li", { textContent: tr(template, unbroken(values)) })));
     this.phases.replaceChildren(phasesElement(story));
     listFacts(this.facts, factsOf(story));
     setText(this.note, story.not_observed && tr("Passes and experts are not known: {reason}", { reason: tr(story.not_observed) }));
@@ -79,6 +79,9 @@ export class StoryView {
     this.passes.hide();
   }
 }
+
+/** Values of a sentence, with no line end between a number and its unit. */
+const unbroken = (values) => Object.fromEntries(Object.entries(values).map(([name, value]) => [name, value.replace(" ", "\u00a0")]));
 
 function section(title, ...content) {
   return make("section", {}, make("h4", { textContent: title }), ...content);
@@ -99,8 +102,8 @@ function factsOf(story) {
     [tr("Slowest gap between tokens"), gap],
     ...drafted,
     [tr("Sequences ahead of it"), count(story.sequences_ahead)],
-    ...(story.read_bytes === null ? [] : [[tr("Read from disk"), tr("{count} MB", { count: count(Math.round(story.read_bytes / 1e6)) })]]),
-    ...(story.stall_s === null ? [] : [[tr("Waited for experts"), seconds(story.stall_s)]]),
+    ...(!story.read_bytes ? [] : [[tr("Read from disk"), tr("{count} MB", { count: count(Math.round(story.read_bytes / 1e6)) })]]),
+    ...(!story.stall_s ? [] : [[tr("Waited for experts"), seconds(story.stall_s)]]),
     ...(story.host ? [[tr("Machine"), story.host]] : []),
     [tr("Model"), story.model],
     ...(story.key ? [[tr("API key"), story.key]] : []),
