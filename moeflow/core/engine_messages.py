@@ -105,6 +105,9 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     top: list[tuple[int, float]]  # (token id, logprob), likeliest first
 
 
+MAX_DRAFTED_TOKENS: Final = 16_384  # of a sequence that are kept or named; further trees are left out
+
+
 class DraftedTree(msgspec.Struct, frozen=True):
     """The drafted tokens that a pass computed for one request, each after the one that it follows."""
 

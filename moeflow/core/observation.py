@@ -10,6 +10,8 @@ from typing import Final
 
 import msgspec
 
+from moeflow.core.engine_messages import DraftedTree
+
 LEASE_S: Final = 60.0  # an engine observes so long after a question
 NOT_COMPUTED: Final = 65535  # in place of the number of an expert
 # Memories that may have an expert, the fastest first; answers have their places here.
@@ -97,6 +99,13 @@ class PassSight(msgspec.Struct, frozen=True, array_like=True):
     read_bytes: int  # of experts, meanwhile
 
 
+class SeenDrafts(msgspec.Struct, frozen=True, array_like=True):
+    """The drafts of one pass for one sequence."""
+
+    first: int  # place among the output tokens of the first one that the pass brought
+    tree: DraftedTree
+
+
 class SequenceSight(msgspec.Struct, frozen=True, kw_only=True):
     """One sequence of a request, as far as it has been observed."""
 
@@ -109,6 +118,8 @@ class SequenceSight(msgspec.Struct, frozen=True, kw_only=True):
     submitted_s: float  # on the engine's clock
     passes: list[PassSight]
     counts: bytes  # [L, E] int64: its tokens that each expert got, drafted ones included
+    drafts: list[SeenDrafts]  # of passes that had any, up to `MAX_DRAFTED_TOKENS` of the sequence
+    output_token_ids: list[int]  # if there are drafts
 
 
 class RequestSight(msgspec.Struct, frozen=True, tag="request", kw_only=True):

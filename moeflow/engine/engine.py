@@ -403,6 +403,9 @@ class Engine:
                 break
         if is_first:
             self._counters.prefix_hits += request.num_cached_tokens
+        tree = self._drafted_tree(entry, verified.kept[: len(new)])
+        if tree is not None and self._observer is not None:
+            self._observer.note_drafts(request, len(request.output_token_ids) - len(new), tree)
         stopped_by_user = reason is FinishReason.STOP and new[-1].token_id not in self.model.eos_token_ids
         output = TokenOutput(
             request_id=request.request_id,
@@ -413,7 +416,7 @@ class Engine:
             stop_token_id=new[-1].token_id if stopped_by_user else None,
             num_cached_tokens=request.num_cached_tokens,
             num_drafted_tokens=len(entry.tree),
-            drafted_tree=self._drafted_tree(entry, verified.kept[: len(new)]),
+            drafted_tree=tree if request.sampling.token_trees else None,
             queued_s=request.queued_s if is_first else None,
             error=error,
             blames_request=blames_request,
@@ -461,8 +464,13 @@ class Engine:
         self._counters.finished += 1
 
     def _drafted_tree(self, entry: BatchEntry, accepted: list[int]) -> DraftedTree | None:
-        """Return an entry's drafts for requests that report them; `accepted` are nodes that have become tokens."""
-        if self._speculation is None or not entry.tree or not entry.request.sampling.token_trees:
+        """Return an entry's drafts if its request reports them, or somebody looks.
+
+        `accepted` are nodes that have become tokens.
+        """
+        if self._speculation is None or not entry.tree:
+            return None
+        if not entry.request.sampling.token_trees and self._observer is None:
             return None
         nodes = self._speculation.nodes(entry)
         return DraftedTree(

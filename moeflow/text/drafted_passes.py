@@ -7,16 +7,12 @@ passes, one after another, are those of the answer.
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
-from moeflow.core.engine_messages import DraftedTree, TokenOutput
+from moeflow.core.engine_messages import MAX_DRAFTED_TOKENS, DraftedTree, TokenOutput
 from moeflow.core.token_tree import ROOT
 from moeflow.text.token_bytes import token_label
 from moeflow.text.tokenizer import Tokenizer
-
-MAX_DRAFTED_TOKENS: Final = 16_384  # of a sequence that are named; further trees are left out, their sizes are not
 
 
 class NamedToken(msgspec.Struct, frozen=True):

@@ -9,16 +9,18 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from moeflow.core.engine_messages import DraftedTree, TokenOutput
+from moeflow.core.engine_messages import MAX_DRAFTED_TOKENS, DraftedTree, TokenOutput
 from moeflow.core.errors import RequestError
+from moeflow.core.observation import RequestQuestion, Watch
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.admission import check_request
 from moeflow.engine.engine import Engine
+from moeflow.server.stories.seen import drafted_passes
 from moeflow.speculation.governor import Governor, ranked
 from moeflow.speculation.speculation import Speculation
 from moeflow.speculation.speculator import Draft
-from moeflow.text.drafted_passes import MAX_DRAFTED_TOKENS, DraftedPass
+from moeflow.text.drafted_passes import DraftedPass, DraftTexts
 from moeflow.text.output_text import SequenceText
 from moeflow.text.tokenizer import Tokenizer
 from tests.engine.submissions import run, submission
@@ -259,3 +261,21 @@ def test_long_answers_are_told_without_their_trees_in_the_end(tokenizer):
     assert sum(len(one.drafted) for one in passes) == MAX_DRAFTED_TOKENS
     assert {(len(one.tokens), one.num_drafted, one.num_accepted) for one in passes} == {(2, 32, 1)}
     assert text.push(TokenOutput(request_id="r", finish_reason=FinishReason.LENGTH)).drafted_pass is None
+
+
+def test_who_looks_sees_the_trees_of_requests_that_report_none(tiny, tokenizer, reported):
+    wanted, _, _ = reported
+    with closing(load(tiny)) as engine:
+        drafting(engine, {name: tokens_of(outputs) for name, outputs in wanted.items()})
+        engine.look(Watch())
+        outputs = answered(engine, jobs(temperature=0.7))
+        assert all(output.drafted_tree is None for found in outputs.values() for output in found)
+        for name, found in wanted.items():
+            (sequence,) = engine.look(RequestQuestion(name)).sequences
+            assert [drafts.tree for drafts in sequence.drafts] == [it.drafted_tree for it in found if it.drafted_tree]
+            assert sequence.output_token_ids == tokens_of(found)
+            texts = DraftTexts(tokenizer)
+            passes = [texts.push(output, len(output.token_ids)) for output in found]
+            assert drafted_passes(tokenizer, sequence) == passes
+            drafted = sum(one.num_drafted for one in sequence.passes)
+            assert drafted == sum(len(drafts.tree.token_ids) for drafts in sequence.drafts) > 0

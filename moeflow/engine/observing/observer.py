@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from moeflow.core.batch import Batch
+from moeflow.core.engine_messages import DraftedTree
 from moeflow.core.observation import (
     LEASE_S,
     ExpertQuestion,
@@ -101,6 +102,10 @@ class Observer:
             )
         )
         self._num_rows += batch.num_tokens
+
+    def note_drafts(self, request: Request, first: int, tree: DraftedTree) -> None:
+        """A pass had drafts of a request; `first` is the place of its first token among the output."""
+        self._records.of(request).add_drafts(first, tree)
 
     def drop_pass(self) -> None:
         """A pass has failed."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from moeflow.core.observation import NOT_COMPUTED, PassSight, SequenceSight, TokenSequence
+from moeflow.core.engine_messages import MAX_DRAFTED_TOKENS, DraftedTree
+from moeflow.core.observation import NOT_COMPUTED, PassSight, SeenDrafts, SequenceSight, TokenSequence
 from moeflow.core.request import Request, RequestStatus
 
 MAX_FINISHED: Final = 200
@@ -44,6 +46,8 @@ class RequestRecord:
         self._request: Request | None = request  # while it runs
         self._passes = np.zeros(8, _PASS)
         self._num_passes = 0
+        self._drafts: list[bytes] = []  # each a `SeenDrafts` in msgpack
+        self._num_drafted_tokens = 0
         self._token_ids = np.zeros(0, np.int32)  # once it does not run
         self._num_prompt_tokens = len(request.prompt_token_ids)
         self._submitted_s = request.submitted_s
@@ -58,7 +62,8 @@ class RequestRecord:
     def num_bytes(self) -> int:
         """Memory that it takes."""
         routes = 0 if self.routes is None else self.routes.nbytes
-        return routes + self.counts.nbytes + self._passes.nbytes + self._token_ids.nbytes
+        drafts = sum(map(len, self._drafts))
+        return routes + self.counts.nbytes + self._passes.nbytes + self._token_ids.nbytes + drafts
 
     def settle(self) -> None:
         """Keep the tokens of a finished request instead of the request."""
@@ -74,6 +79,12 @@ class RequestRecord:
             self._passes = np.concatenate([self._passes, np.zeros_like(self._passes)])
         self._passes[self._num_passes] = (row[0] - self._submitted_s, *row[1:])
         self._num_passes += 1
+
+    def add_drafts(self, first: int, tree: DraftedTree) -> None:
+        """Add the drafts of a pass whose first token has this place among the output."""
+        self._num_drafted_tokens += len(tree.token_ids)
+        if self._num_drafted_tokens <= MAX_DRAFTED_TOKENS:
+            self._drafts.append(msgspec.msgpack.encode(SeenDrafts(first, tree)))
 
     def write(self, positions: NDArray[np.int64], routes: NDArray[np.uint16], layers: slice = slice(None)) -> None:
         """Write the routes of computed tokens. Shapes: positions [n], routes [n, layers, K]. The last write counts."""
@@ -103,12 +114,13 @@ class RequestRecord:
             submitted_s=self._submitted_s,
             passes=[PassSight(*row) for row in self._passes[: self._num_passes].tolist()],
             counts=self.counts.astype("<i8").tobytes(),
+            drafts=[msgspec.msgpack.decode(encoded, type=SeenDrafts) for encoded in self._drafts],
+            output_token_ids=self._all_token_ids()[self._num_prompt_tokens :] if self._drafts else [],
         )
 
     def tokens(self) -> TokenSequence:
         """Return its tokens with their experts."""
-        request = self._request
-        token_ids = self._token_ids.tolist() if request is None else request.token_ids(0, request.num_tokens)
+        token_ids = self._all_token_ids()
         experts = b""
         if self.routes is not None:
             known = self.routes[: len(token_ids)]
@@ -120,6 +132,13 @@ class RequestRecord:
             token_ids=token_ids,
             experts=experts,
         )
+
+    def _all_token_ids(self) -> list[int]:
+        request = self._request
+        if request is not None:
+            return request.token_ids(0, request.num_tokens)
+        token_ids: list[int] = self._token_ids.tolist()
+        return token_ids
 
 
 class RequestRecords:

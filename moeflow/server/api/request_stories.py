@@ -8,6 +8,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, create_model
 
+from moeflow.server.api.schema.token_trees import DraftedPassObject
 from moeflow.server.errors import ApiError
 from moeflow.server.request_log import record_of
 from moeflow.server.served_model import ServedModel
@@ -38,7 +39,12 @@ StoryResponse: Any = create_model(
     "StoryResponse",
     __base__=StoryFacts,
     slow_because=(list[ReasonFacts], ...),
-    **_fields(Seen) | {"passes": (list[PassFacts] | None, ...), "experts": (TouchedExperts | None, ...)},
+    **_fields(Seen)
+    | {
+        "passes": (list[PassFacts] | None, ...),
+        "experts": (TouchedExperts | None, ...),
+        "token_trees": (list[DraftedPassObject] | None, ...),
+    },
 )
 TokensResponse: Any = create_model(
     "TokensResponse", **_fields(RoutedTokens) | {"tokens": (list[RoutedTokenFacts], ...)}

@@ -8,9 +8,12 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from moeflow.core.engine_messages import TokenOutput
 from moeflow.core.observation import PassSight, RequestQuestion, RequestSight, SequenceSight
 from moeflow.server.served_model import ServedModel
 from moeflow.server.stories.story import Story
+from moeflow.text.drafted_passes import DraftedPass, DraftTexts
+from moeflow.text.tokenizer import Tokenizer
 
 NOT_LOADED: Final = "the model is not loaded any more."
 NOT_ANSWERED: Final = "the engine does not answer."
@@ -45,6 +48,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     passes: list[Pass] | None = None
     experts: Experts | None = None
+    token_trees: list[DraftedPass] | None = None  # passes of the first sequence; None also if nothing was drafted
     read_bytes: int | None = None
     stall_s: float | None = None
     queued_s: float | None = None  # of the first sequence; known here before the first token
@@ -64,10 +68,10 @@ async def seen_of(served: ServedModel | None, story: Story) -> Seen:
     having = {place: sight for place, sight in known.items() if sight.sequences}
     if not having:
         return Seen(not_observed=NOT_WATCHED)
-    return _told(served, story, having)
+    return await _told(served, story, having)
 
 
-def _told(served: ServedModel, story: Story, having: dict[int, RequestSight]) -> Seen:
+async def _told(served: ServedModel, story: Story, having: dict[int, RequestSight]) -> Seen:
     begun_s = next((it.start_s for it in story.phases if it.name in ("queued", "waiting")), 0.0)
     passes = sorted(
         (one for sight in having.values() for one in _passes(sight.sequences, begun_s)), key=lambda one: one.start_s
@@ -77,6 +81,7 @@ def _told(served: ServedModel, story: Story, having: dict[int, RequestSight]) ->
     return Seen(
         passes=passes,
         experts=_experts(having),
+        token_trees=await _token_trees(served, min(sequences, key=lambda sequence: numbers_of(sequence.sequence_id))),
         read_bytes=sum(one.read_bytes for one in passes),
         stall_s=sum(one.stall_s for one in passes),
         queued_s=min(sequence.queued_s for sequence in sequences),
@@ -135,6 +140,36 @@ def _experts(having: dict[int, RequestSight]) -> Experts | None:
         return None
     counts = sum(np.frombuffer(it.counts, "<i8") for one in having.values() for it in one.sequences)
     return Experts(sight.layers, sight.num_experts, np.reshape(counts, (-1, sight.num_experts)).tolist())
+
+
+async def _token_trees(served: ServedModel, sequence: SequenceSight) -> list[DraftedPass] | None:
+    """Return the passes of a sequence with their drafts, as text, which is made in a thread; None: there are none."""
+    if not sequence.drafts:
+        return None
+    generator = served.loaded
+    return await generator.lanes.run(
+        len(sequence.output_token_ids), lambda: drafted_passes(generator.tokenizer, sequence)
+    )
+
+
+def drafted_passes(tokenizer: Tokenizer, sequence: SequenceSight) -> list[DraftedPass]:
+    """Return the passes of a sequence. One without drafts brings one token; another its accepted ones, and one more."""
+    trees = {drafts.first: drafts.tree for drafts in sequence.drafts}
+    texts, token_ids, passes, first = DraftTexts(tokenizer), sequence.output_token_ids, list[DraftedPass](), 0
+    while first < len(token_ids):
+        tree = trees.get(first)
+        brought = token_ids[first : first + 1 + (0 if tree is None else len(tree.accepted))]
+        output = TokenOutput(request_id=sequence.sequence_id, token_ids=brought, drafted_tree=tree)
+        found = texts.push(output, len(brought))
+        assert found is not None, "it brought a token"
+        passes.append(found)
+        first += len(brought)
+    return passes
+
+
+def numbers_of(sequence_id: str) -> tuple[int, ...]:
+    """Return the numbers of prompt and completion at the end of a sequence's id."""
+    return tuple(int(number) for number in sequence_id.rsplit("-", 2)[1:])
 
 
 def _is_partial(story: Story, sequences: Sequence[SequenceSight]) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from moeflow.core.observation import NOT_COMPUTED, TokenQuestion, TokenSequence, TokenSight
 from moeflow.server.errors import ApiError
 from moeflow.server.served_model import ServedModel
-from moeflow.server.stories.seen import NOT_ANSWERED, NOT_LOADED, NOT_WATCHED
+from moeflow.server.stories.seen import NOT_ANSWERED, NOT_LOADED, NOT_WATCHED, numbers_of
 from moeflow.server.stories.story import Story
 from moeflow.text.output_text import Detokenizer
 from moeflow.text.tokenizer import Tokenizer
@@ -56,16 +56,11 @@ async def tokens_of(served: ServedModel | None, story: Story, number: int) -> Ro
     if number >= len(sequences):
         message = f"sequence must be less than {len(sequences)}: the engine knows so many sequences of the request"
         raise ApiError(404, _CODE, message)
-    sight, sequence = sequences[sorted(sequences, key=_numbers)[number]]
+    sight, sequence = sequences[sorted(sequences, key=numbers_of)[number]]
     tokens = await generator.lanes.run(len(sequence.token_ids), lambda: _routed(generator.tokenizer, sight, sequence))
     return RoutedTokens(
         layers=sight.layers, num_experts=sight.num_experts, top_k=sight.top_k, sequence=number, tokens=tokens
     )
-
-
-def _numbers(sequence_id: str) -> tuple[int, ...]:
-    """Return the numbers of prompt and completion at the end of a sequence's id."""
-    return tuple(int(number) for number in sequence_id.rsplit("-", 2)[1:])
 
 
 def _routed(tokenizer: Tokenizer, sight: TokenSight, sequence: TokenSequence) -> list[RoutedToken]:
