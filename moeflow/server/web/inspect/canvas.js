@@ -1,4 +1,4 @@
-// Drawing by hand on a <canvas>: sharp on every screen, in the colours of the page, anew when size or theme change.
+// Pictures on a <canvas>: sharp on every screen and in the colours of the page. A new size or theme redraws them.
 
 const root = document.documentElement;
 const plots = []; // all of the page, which keeps its views: they are drawn anew when its colours change

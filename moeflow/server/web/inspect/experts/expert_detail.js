@@ -1,9 +1,10 @@
 // One expert: its numbers, its share over time, and the tokens of the shown answer that chose it.
 
-import { listFacts } from "../../facts.js";
+import { listFacts, NONE } from "../../facts.js";
 import { visible } from "../../token_tree_dot.js";
 import { tr } from "../../translate.js";
 import { make } from "../elements.js";
+import { sum } from "./counts.js";
 import { count, percent, ratio } from "./format.js";
 import { ShareChart } from "./share_chart.js";
 import { tierName } from "./tiers.js";
@@ -22,7 +23,8 @@ export class ExpertDetail {
     close.addEventListener("click", onClose);
     const head = make("div", { className: "detail-head" }, this.title, close);
     const numbers = make("div", { className: "detail-numbers" }, this.facts, this.chart.element);
-    this.element = make("section", { className: "expert-detail", hidden: true }, head, numbers, this.textsHead, this.texts);
+    this.element = make("section", { className: "expert-detail", hidden: true }, head, numbers);
+    this.element.append(this.textsHead, this.texts);
   }
 
   hide() {
@@ -31,28 +33,35 @@ export class ExpertDetail {
 
   /** `texts` are [[text, count], …] of the shown answer; `points` as of Samples. */
   show({ seen, range, relative, row, expert, points, texts }) {
-    const even = seen.top_k / seen.num_experts;
-    const minute = seen.last_minute;
     this.element.hidden = false;
     this.title.textContent = tr("Layer {layer}, expert {expert}", { layer: seen.layers[row], expert });
-    const tokens = range.counts[row]?.[expert] ?? 0;
+    const even = seen.top_k / seen.num_experts;
+    const times = { ratio: ratio(relative[row]?.[expert] ?? 0), even: percent(even) };
     listFacts(this.facts, [
-      [tr("Tokens"), range.tokens ? tr("{tokens} of {all}: {share}", { tokens: count(tokens), all: count(range.tokens), share: percent(tokens / range.tokens) }) : count(tokens)],
-      [tr("Relative to even routing"), tr("{ratio} times ({even} is even)", { ratio: ratio(relative[row]?.[expert] ?? 0), even: percent(even) })],
-      ...(minute.tokens ? [[tr("Last minute"), percent(minute.counts[row][expert] / minute.tokens)]] : []),
+      [tr("Tokens"), tokensText(range.counts[row], expert, seen.top_k)],
+      [tr("Relative to even routing"), tr("{ratio} times ({even} is even)", times)],
+      [tr("Last minute"), tokensText(seen.last_minute.counts[row], expert, seen.top_k)],
       [tr("Lies in"), tierName(seen.tiers[seen.residency[row][expert]])],
-      ...(seen.hits && seen.misses ? [[tr("Hits and misses"), `${count(seen.hits[row][expert])} · ${count(seen.misses[row][expert])}`]] : []),
+      ...(seen.hits ? [[tr("Hits and misses"), `${count(seen.hits[row][expert])} · ${count(seen.misses[row][expert])}`]] : []),
     ]);
     this.chart.show(points, even);
     this.showTexts(texts);
   }
 
   showTexts(texts) {
-    this.textsHead.textContent = texts.length ? tr("Tokens of the shown answer that chose it:") : tr("No token of the shown answer chose it.");
+    this.textsHead.textContent = texts.length
+      ? tr("Tokens of the shown answer that chose it:")
+      : tr("No token of the shown answer chose it.");
+    const items = texts.slice(0, MOST_TEXTS).map(([text, times]) => (times > 1 ? `${visible(text)} ×${times}` : visible(text)));
     const more = texts.length - MOST_TEXTS;
-    this.texts.replaceChildren(
-      ...texts.slice(0, MOST_TEXTS).map(([text, times]) => make("li", { textContent: times > 1 ? `${visible(text)} ×${times}` : visible(text) })),
-      ...(more > 0 ? [make("li", { className: "muted", textContent: tr("and {count} more", { count: count(more) }) })] : []),
-    );
+    if (more > 0) items.push(tr("and {count} more", { count: count(more) }));
+    this.texts.replaceChildren(...items.map((textContent) => make("li", { textContent })));
   }
+}
+
+/** How many of a layer's tokens chose an expert. */
+function tokensText(row, expert, topK) {
+  const all = sum(row ?? []) / topK;
+  if (!all) return NONE;
+  return tr("{tokens} of {all}: {share}", { tokens: count(row[expert]), all: count(all), share: percent(row[expert] / all) });
 }

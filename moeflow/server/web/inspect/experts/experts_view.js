@@ -4,7 +4,7 @@ import { setText } from "../../set_text.js";
 import { tr } from "../../translate.js";
 import { addStyles } from "../canvas.js";
 import { choice, make } from "../elements.js";
-import { quantile, relativeToEven } from "./counts.js";
+import { quantile, relativeToEven, sumAll } from "./counts.js";
 import { CountsTable } from "./counts_table.js";
 import { ExpertDetail } from "./expert_detail.js";
 import { count } from "./format.js";
@@ -28,13 +28,15 @@ export default class ExpertsView {
 
   constructor(element, { ask, server, chat, announce, copy }) {
     Object.assign(this, { ask, server });
-    this.range = RANGES[0][0];
+    this.range = null; // the chosen one of RANGES; null: the best that there is
     this.look = "tokens";
     this.chosen = null; // [row, expert]
     this.samples = new Samples();
     this.conversation = new ConversationCounts(ask, chat);
-    this.map = new HeatMap({ label: tr("Experts of each layer. Arrow keys move, Enter chooses."), onChoose: (...cell) => this.choose(cell), announce });
-    this.tokens = new TokensView({ ask, chat, announce, onExpert: (...cell) => this.choose(cell), onRoute: (route) => this.map.mark({ route }) });
+    const onChoose = (...cell) => this.choose(cell);
+    this.map = new HeatMap({ label: tr("Experts of each layer. Arrow keys move, Enter chooses."), onChoose, announce });
+    const toMap = { onExpert: onChoose, onRoute: (route) => this.map.mark({ route }), onLayer: (row) => this.map.mark({ row }) };
+    this.tokens = new TokensView({ ask, chat, announce, ...toMap });
     this.detail = new ExpertDetail(() => this.choose(null));
     this.scale = new ScaleLegend();
     this.tiers = new TierLegend();
@@ -43,20 +45,23 @@ export default class ExpertsView {
     this.table = new CountsTable(copy);
     this.head = make("p", { className: "experts-head" });
     this.note = make("p", { className: "hint" });
-    this.body = make("div", { className: "experts-body", hidden: true }, this.controls(), this.note, this.map.element, this.scale.element, this.tiers.element, this.detail.element, this.table.element, this.tokens.element, this.summary.element, this.residency.element);
+    const parts = [this.map, this.scale, this.tiers, this.detail, this.table, this.tokens, this.summary, this.residency];
+    this.body = make("div", { className: "experts-body", hidden: true }, this.controls(), this.note);
+    this.body.append(...parts.map((part) => part.element));
     element.append(this.head, this.body);
   }
 
   controls() {
-    const ranges = choice("experts-range", tr("Tokens of"), RANGES.map(([value, text]) => [value, tr(text)]), (range) => {
-      this.range = range;
-      this.show();
-    });
-    const looks = choice("experts-look", tr("Colour by"), [["tokens", tr("Tokens")], ["tiers", tr("Place")]], (look) => {
-      this.look = look;
-      this.show();
-    });
-    return make("div", { className: "experts-controls" }, ranges, looks);
+    const ranges = RANGES.map(([value, text]) => [value, tr(text)]);
+    const looks = [["tokens", tr("Tokens")], ["tiers", tr("Place")]];
+    this.ranges = choice("experts-range", tr("Tokens of"), ranges, (range) => this.use({ range }));
+    const look = choice("experts-look", tr("Colour by"), looks, (it) => this.use({ look: it }));
+    return make("div", { className: "experts-controls" }, this.ranges, look);
+  }
+
+  use(change) {
+    Object.assign(this, change);
+    this.show();
   }
 
   async update(signal) {
@@ -65,8 +70,8 @@ export default class ExpertsView {
     this.body.hidden = !seen.num_experts;
     setText(this.head, headOf(seen));
     if (!seen.num_experts) return;
-    if (seen.total.counts.length) this.samples.add(performance.now() / 1000, seen.total);
-    if (this.range === "conversation") this.inConversation = await this.conversation.read(seen.top_k, signal);
+    this.samples.add(performance.now() / 1000, seen.total);
+    this.inConversation = await this.conversation.read(seen.top_k, signal);
     this.show();
     await this.tokens.update(signal);
   }
@@ -77,26 +82,28 @@ export default class ExpertsView {
     this.tokens.element.scrollIntoView();
   }
 
-  /** The counts that are shown: { tokens, counts, note }. */
-  get counted() {
-    if (this.range !== "conversation") return this.seen[this.range];
-    return this.inConversation ?? { tokens: 0, counts: [], note: "" };
+  /** The name of the range that is shown. */
+  get shownRange() {
+    return this.range ?? (this.inConversation.tokens ? "conversation" : "total");
   }
 
   show() {
-    const { seen, counted: range } = this;
+    const { seen, shownRange } = this;
+    for (const input of this.ranges.querySelectorAll("input")) input.checked = input.value === shownRange;
+    const range = shownRange === "conversation" ? this.inConversation : seen[shownRange];
     const { layers, num_experts: numExperts } = seen;
     const relative = range.counts.map(relativeToEven);
     const top = scaleTop(quantile(relative.flat(), SCALE_SHARE));
     const about = { seen, range, relative, top };
     const describe = describer(about);
     const isByTokens = this.look === "tokens";
-    this.map.show(layers, numExperts, isByTokens ? tokensLook(this.map.canvas, { ...about, describe }) : tiersLook({ ...about, describe }));
+    const look = isByTokens ? tokensLook(this.map.canvas, { ...about, describe }) : tiersLook({ seen, describe });
+    this.map.show(layers, numExperts, look);
     this.scale.element.hidden = !isByTokens;
     this.scale.show(top);
     this.tiers.element.hidden = isByTokens;
     this.tiers.show(seen);
-    setText(this.note, range.note || countLine(range, seen));
+    setText(this.note, noteOf(range, seen));
     this.table.show(layers, range.counts);
     this.summary.element.hidden = !range.tokens;
     if (range.tokens) this.summary.show(layers, range.counts, seen.top_k);
@@ -126,13 +133,19 @@ export default class ExpertsView {
 
 function headOf({ model, layers, num_experts: numExperts, top_k: topK, is_counting: isCounting, not_counted: reason }) {
   if (!numExperts) return tr("{model} has no experts: every token goes through all of it.", { model });
-  const facts = tr("{layers} layers with {experts} experts each. In every layer, a router chooses {chosen} of them for each token.", { layers: layers.length, experts: numExperts, chosen: topK });
+  const values = { layers: layers.length, experts: numExperts, chosen: topK };
+  const facts = tr("{layers} layers with {experts} experts each. In every layer, a router chooses {chosen} of them for each token.", values);
   if (reason) return `${facts} ${tr("Tokens are not counted: {reason}", { reason })}`;
   return isCounting ? facts : `${facts} ${tr("Counting begins with the next pass.")}`;
 }
 
-function countLine({ tokens }, { top_k: topK, layers, counted_s: countedS }) {
-  if (!tokens) return tr("No tokens were routed in this time. Ask something, and watch.");
-  const choices = tokens * topK * layers.length;
-  return tr("{tokens} tokens, so {choices} choices of an expert: {topK} in each of {layers} layers. Counted for {seconds} s.", { tokens: count(tokens), choices: count(choices), topK, layers: layers.length, seconds: count(Math.round(countedS)) });
+/** The counted tokens, in one line. */
+function noteOf({ tokens, counts, note = "" }, { top_k: topK, layers, counted_s: countedS }) {
+  if (!tokens) return note || tr("No tokens were routed in this time. Ask something, and watch.");
+  const values = { tokens: count(tokens), choices: count(sumAll(counts)), topK, layers: layers.length };
+  const line = [
+    tr("{tokens} tokens made {choices} choices of an expert: {topK} in each of {layers} layers.", values),
+    tr("Counting began {seconds} s ago.", { seconds: count(Math.round(countedS)) }),
+  ].join(" ");
+  return note ? `${line} ${note}` : line;
 }

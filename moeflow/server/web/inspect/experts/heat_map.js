@@ -1,5 +1,5 @@
-// Layers by experts as a map of cells. Wide maps scroll beside the numbers of their layers. Arrow keys move from cell to
-// cell, Enter and a click choose one.
+// Layers by experts as a map of cells. Wide maps scroll, and the numbers of layers stay in view. Arrow keys move from
+// cell to cell, Enter and a click choose one.
 
 import { colours, Plot, setStyles } from "../canvas.js";
 import { make } from "../elements.js";
@@ -9,7 +9,7 @@ const HEAD_PX = 18; // numbers of experts
 const SIDE_PX = 34; // numbers of layers
 const LEAST_PX = matchMedia("(pointer: coarse)").matches ? 4 : 2.5; // width of a cell
 const MOST_PX = 72;
-const HEIGHTS_PX = [[16, 22], [32, 18], [48, 13], [80, 10], [Infinity, 7]]; // up to so many layers
+const HEIGHTS_PX = [[16, 22], [32, 18], [48, 13], [80, 10], [Infinity, 7]]; // of a cell, up to so many layers
 const TEXT_PX = { width: 26, height: 13 }; // least cell with text
 const FONT = "11px system-ui, sans-serif";
 
@@ -29,7 +29,8 @@ export class HeatMap {
     this.look = null; // the painter of cells, see `show`
     this.chosen = null; // [row, column]
     this.at = null; // the cell under pointer or keyboard
-    this.route = []; // cells to mark: those that one token chose, [row, column]
+    this.route = []; // cells to mark, such as the choices of one token: [row, column]
+    this.row = null; // to mark: the layer that is shown elsewhere
     new ResizeObserver(() => this.fit()).observe(this.element);
     this.listen();
   }
@@ -54,8 +55,9 @@ export class HeatMap {
     if (this.at && !this.tooltip.element.hidden) this.tell();
   }
 
-  mark({ chosen = this.chosen, route = this.route }) {
-    Object.assign(this, { chosen, route });
+  mark({ chosen = this.chosen, route = this.route, row = this.row }) {
+    if (row !== this.row) this.sidePlot.redraw();
+    Object.assign(this, { chosen, route, row });
     this.plot.redraw();
   }
 
@@ -125,13 +127,17 @@ export class HeatMap {
 
   drawSide(pen) {
     if (!this.layers.length) return;
-    pen.font = FONT;
-    pen.fillStyle = colours(this.side, "muted").muted;
+    const { muted, text } = colours(this.side, "muted", "text");
     pen.textAlign = "right";
     pen.textBaseline = "middle";
     const every = everyNth(this.cellHeight, 12);
-    for (let row = 0; row < this.layers.length; row += every) {
-      pen.fillText(this.layers[row], SIDE_PX - 6, HEAD_PX + (row + 0.5) * this.cellHeight);
+    for (const [row, layer] of this.layers.entries()) {
+      const isMarked = row === this.row;
+      const isNear = this.row !== null && Math.abs(row - this.row) < every;
+      if (!isMarked && (row % every || isNear)) continue;
+      pen.font = isMarked ? `bold ${FONT}` : FONT;
+      pen.fillStyle = isMarked ? text : muted;
+      pen.fillText(isMarked ? `${layer} ▸` : layer, SIDE_PX - (isMarked ? 1 : 10), HEAD_PX + (row + 0.5) * this.cellHeight);
     }
   }
 
@@ -155,7 +161,7 @@ export class HeatMap {
     this.plot.redraw();
   }
 
-  /** Show the lines about the cell, beside the pointer or where they are. */
+  /** Show the lines about the cell at a point of the window, or where they are. */
   tell(place = this.toldAt) {
     this.toldAt = place;
     this.tooltip.show(this.look.describe(...this.at), place, this.canvas);
@@ -191,7 +197,8 @@ export class HeatMap {
     this.at = cell;
     const { left, top, width, height } = this.box(...cell);
     const { scroll } = this;
-    if (left < scroll.scrollLeft || left + width > scroll.scrollLeft + scroll.clientWidth) scroll.scrollLeft = left - scroll.clientWidth / 2;
+    const isSeen = left >= scroll.scrollLeft && left + width <= scroll.scrollLeft + scroll.clientWidth;
+    if (!isSeen) scroll.scrollLeft = left - scroll.clientWidth / 2;
     const canvas = this.canvas.getBoundingClientRect();
     this.plot.redraw();
     this.tell({ x: canvas.left + left + width, y: canvas.top + top + height });

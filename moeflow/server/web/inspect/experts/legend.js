@@ -15,7 +15,7 @@ export class ScaleLegend {
     this.element = make(
       "div",
       { className: "scale-legend" },
-      make("span", { textContent: tr("Tokens relative to even routing") }),
+      make("span", { textContent: tr("Tokens relative to even routing, which is 1") }),
       canvas,
       make("span", { textContent: tr("empty: no tokens") }),
     );

@@ -2,6 +2,7 @@
 
 import { colours, isDark } from "../canvas.js";
 import { tr } from "../../translate.js";
+import { sum } from "./counts.js";
 import { count, percent, ratio } from "./format.js";
 import { heat, ON_AREA, onHeat } from "./palette.js";
 import { letterOf, paintTier, tierName } from "./tiers.js";
@@ -11,13 +12,18 @@ export function describer({ seen, range, relative }) {
   const { layers, top_k: topK, tiers, residency, hits, misses } = seen;
   return (row, column) => {
     const tokens = range.counts[row]?.[column];
+    const all = sum(range.counts[row] ?? []) / topK; // tokens of the layer
     const lines = [tr("Layer {layer}, expert {expert}", { layer: layers[row], expert: column })];
-    if (tokens !== undefined && range.tokens) {
-      lines.push(tr("{tokens} tokens, {share} of them all", { tokens: count(tokens), share: percent(tokens / range.tokens) }));
-      lines.push(tr("{ratio} times even routing ({even})", { ratio: ratio(relative[row][column]), even: percent(topK / seen.num_experts) }));
+    if (all) {
+      const even = percent(topK / seen.num_experts);
+      lines.push(tr("{tokens} tokens, {share} of them all", { tokens: count(tokens), share: percent(tokens / all) }));
+      lines.push(tr("{ratio} times even routing ({even})", { ratio: ratio(relative[row][column]), even }));
     }
     if (residency[row]) lines.push(tr("In: {tier}", { tier: tierName(tiers[residency[row][column]]) }));
-    if (hits && misses) lines.push(tr("{hits} hits, {misses} misses", { hits: count(hits[row][column]), misses: count(misses[row][column]) }));
+    if (hits) {
+      const times = { hits: count(hits[row][column]), misses: count(misses[row][column]) };
+      lines.push(tr("{hits} hits, {misses} misses", times));
+    }
     return lines;
   };
 }

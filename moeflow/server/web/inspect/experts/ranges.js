@@ -1,12 +1,11 @@
 // Over which tokens the experts are counted.
 
 import { tr } from "../../translate.js";
-import { addCounts } from "./counts.js";
-import { numTokens } from "./samples.js";
+import { addCounts, sum } from "./counts.js";
 
 export const RANGES = [
-  ["last_minute", "Last minute"],
   ["last_pass", "Last pass"],
+  ["last_minute", "Last minute"],
   ["conversation", "This conversation"],
   ["total", "Since counting began"],
 ];
@@ -22,10 +21,10 @@ export class ConversationCounts {
   async read(topK, signal) {
     const answers = this.chat.turns.map(({ answer }) => answer).filter((answer) => answer?.requestId);
     const found = [];
-    for (const answer of answers) found.push(await this.countsOf(answer, signal));
+    for (const answer of answers) found.push(await this.countsOf(answer, signal)); // most are known
     const counted = found.filter((counts) => counts?.length);
     const counts = addCounts(counted);
-    return { counts, tokens: numTokens(counts, topK), note: noteOf(answers.length, counted.length) };
+    return { counts, tokens: counts.length ? sum(counts[0]) / topK : 0, note: noteOf(answers.length, counted.length) };
   }
 
   async countsOf({ requestId, state }, signal) {

@@ -27,7 +27,8 @@ export class Residency {
 function tierFacts(seen) {
   const totals = tierTotals(seen);
   const all = sum(totals.map(([, total]) => total));
-  return totals.map(([tier, total]) => [tierName(tier), tr("{total} experts ({share})", { total: count(total), share: percent(total / all) })]);
+  const text = (total) => tr("{total} experts ({share})", { total: count(total), share: percent(total / all) });
+  return totals.map(([tier, total]) => [tierName(tier), text(total)]);
 }
 
 /** How often passes found an expert in memory. */

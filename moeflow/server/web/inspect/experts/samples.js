@@ -1,7 +1,5 @@
 // Readings of the counts while the view is open: how the share of an expert changes.
 
-import { sum } from "./counts.js";
-
 const KEPT_S = 240;
 const WINDOW_S = 10; // a point of the line is the share over so long
 
@@ -32,6 +30,3 @@ export class Samples {
     return points;
   }
 }
-
-/** How many tokens were routed, from counts that name each of them once for each of its experts. */
-export const numTokens = (counts, topK) => (counts.length ? sum(counts[0]) / topK : 0);

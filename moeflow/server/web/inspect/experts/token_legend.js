@@ -17,17 +17,19 @@ export class TokenLegend {
     const total = sum(counts);
     const shown = [...colours.places.keys()].filter((expert) => counts[expert]).sort((a, b) => counts[b] - counts[a]);
     const rest = total - sum(shown.map((expert) => counts[expert]));
-    const items = shown.map((expert) => this.item(expert, counts[expert] / total, counts[expert], colours.of(expert), expert === chosen));
+    const items = shown.map((expert) => this.item(expert, counts[expert], total, colours.of(expert), expert === chosen));
+    if (rest) items.push(make("li", {}, swatch("rest"), tr("others: {share}", { share: percent(rest / total) })));
     const focused = this.element.contains(document.activeElement) ? document.activeElement.dataset.expert : null;
     this.element.hidden = !total;
-    this.element.replaceChildren(...items, ...(rest ? [make("li", {}, swatch("rest"), tr("others: {share}", { share: percent(rest / total) }))] : []));
+    this.element.replaceChildren(...items);
     if (focused) this.element.querySelector(`[data-expert="${focused}"]`)?.focus();
   }
 
-  item(expert, share, tokens, place, isChosen) {
-    const text = tr("expert {expert}: {share}", { expert, share: percent(share) });
+  item(expert, tokens, total, place, isChosen) {
+    const text = tr("expert {expert}: {share}", { expert, share: percent(tokens / total) });
     const title = tr("{tokens} tokens", { tokens: count(tokens) });
-    const button = make("button", { type: "button", className: "link", title, "aria-pressed": String(isChosen), "data-expert": expert }, swatch(place), text);
+    const attributes = { "aria-pressed": String(isChosen), "data-expert": expert };
+    const button = make("button", { type: "button", className: "link", title, ...attributes }, swatch(place), text);
     button.addEventListener("click", () => this.onExpert(expert));
     return make("li", {}, button);
   }

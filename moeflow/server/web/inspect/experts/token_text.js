@@ -50,7 +50,8 @@ export class TokenText {
     if (!numKnown) this.firstShown = Math.max(0, isTemplate.length - MOST_PROMPT);
     this.row = Math.min(this.row, routes.layers.length - 1);
     const first = Math.max(numKnown, this.firstShown);
-    this.element.append(...routes.tokens.slice(first).map(({ text, role }, i) => tokenElement(first + i, text, role, isTemplate[first + i])));
+    const added = routes.tokens.slice(first).map((token, i) => tokenElement(first + i, token, isTemplate[first + i]));
+    this.element.append(...added);
     this.element.hidden = !routes.tokens.length;
     const isRecoloured = this.colours.update(routes.firstCounts(this.row));
     this.paint(isRecoloured ? 0 : numKnown - 1); // the last one had not been computed
@@ -142,8 +143,9 @@ function tokenOf(element) {
   return token === undefined ? null : Number(token);
 }
 
-function tokenElement(token, text, role, isTemplate) {
-  const element = make("span", { className: "chip", id: `token-${token}`, role: "option", "aria-selected": "false", textContent: text.replaceAll("\n", "↵\n") });
+function tokenElement(token, { text, role }, isTemplate) {
+  const element = make("span", { className: "chip", id: `token-${token}`, role: "option", "aria-selected": "false" });
+  element.textContent = text.replaceAll("\n", "↵\n");
   element.dataset.token = token;
   if (!text.trim()) element.setAttribute("aria-label", visible(text) || tr("no text"));
   element.classList.toggle("is-prompt", role === "prompt");

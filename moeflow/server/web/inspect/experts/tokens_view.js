@@ -15,14 +15,15 @@ const TITLE_LENGTH = 40; // of a question in the list of answers
 
 export class TokensView {
   /** `ask(path, options)` asks the server; `onExpert(row, expert)`: one was chosen here; `onRoute(cells)`: those of the
-   *  chosen token; `announce(text)` is for screen readers. */
-  constructor({ ask, chat, onExpert, onRoute, announce }) {
-    Object.assign(this, { ask, chat, onExpert, onRoute });
+   *  chosen token; `onLayer(row)`: this layer is shown now; `announce(text)` is for screen readers. */
+  constructor({ ask, chat, onExpert, onRoute, onLayer, announce }) {
+    Object.assign(this, { ask, chat, onExpert, onRoute, onLayer });
     this.requestId = null; // of the shown answer
     this.foreign = null; // the id of a request from elsewhere, which is offered too
     this.isWhole = false; // whether nothing new can come
     this.playing = null; // the timer
-    this.text = new TokenText({ announce, onExpert, onLayer: (row) => this.showLayer(row), onPick: (token) => this.onRoute(this.text.routes.cells(token)) });
+    const onPick = (token) => onRoute(this.text.routes.cells(token));
+    this.text = new TokenText({ announce, onExpert, onLayer: (row) => this.showLayer(row), onPick });
     this.legend = new TokenLegend((expert) => this.onExpert(this.text.row, expert));
     this.build();
     this.answers.addEventListener("change", () => this.choose(this.answers.value));
@@ -101,6 +102,7 @@ export class TokensView {
   clear(state) {
     this.text.clear();
     this.onRoute([]);
+    this.onLayer(null);
     this.legend.element.hidden = true;
     setText(this.state, state);
   }
@@ -132,6 +134,7 @@ export class TokensView {
     this.slider.setAttribute("aria-valuetext", tr("Layer {layer}", { layer }));
     setText(this.layer, String(layer));
     this.legend.show(routes.firstCounts(row), colours, expert);
+    this.onLayer(row);
     const { numWithout } = routes;
     const parts = [
       routes.topK > 1
