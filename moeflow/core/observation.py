@@ -70,6 +70,7 @@ class ExpertSight(msgspec.Struct, frozen=True, tag="experts", kw_only=True):
     num_encoder_layers: int  # of these
     num_experts: int
     top_k: int  # that a token's router chooses
+    is_counting: bool  # whether passes are counted; else see `not_counted`
     counted_s: float  # since counting began
     num_passes: int  # counted
     total: RoutedTokens  # since counting began

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from moeflow.engine.generator import Generator
 from moeflow.server.api import (
     batches,
+    experts,
     files,
     lm_studio,
     model_changes,
@@ -133,6 +134,7 @@ def create_app(
         tokenize,
         status,
         request_stories,
+        experts,
         replicas,
         model_changes,
         server_log,

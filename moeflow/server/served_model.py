@@ -11,10 +11,11 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from moeflow.core.engine_messages import EngineStats, ModelInfo
 from moeflow.core.errors import MoeflowError
+from moeflow.core.observation import Question, Sight, Watch
 from moeflow.engine.client import EngineClient, EngineState, ReplicaStatus
 from moeflow.engine.generator import Generator
 from moeflow.models.file_facts import FileFacts, read_file_facts
@@ -22,9 +23,6 @@ from moeflow.processes.stats_sum import totals_of, with_totals
 from moeflow.server.errors import ApiError
 from moeflow.server.guard.admission import Admission
 from moeflow.server.guard.occupancy import Occupancy
-
-if TYPE_CHECKING:
-    from moeflow.core.observation import Question, Sight
 
 ModelStatus = Literal["unloaded", "loading", "ready", "restarting", "stalled", "failed"]
 
@@ -83,6 +81,7 @@ class ServedModel:
         self.num_failed_loads = 0
         self.load_s_total = 0.0
         self._num_users = 0
+        self._looking: set[asyncio.Task[dict[int, Sight]]] = set()
         self._file_facts: asyncio.Future[FileFacts | None] | None = None
         self._earlier = EngineStats()  # of engines that it had before
 
@@ -197,6 +196,13 @@ class ServedModel:
     async def look(self, question: Question) -> dict[int, Sight]:
         """Return the answers of its engines; see `EngineClient.look`. None answers while it is not loaded."""
         return {} if self.generator is None else await self.generator.client.look(question)
+
+    def watch(self) -> None:
+        """Have its engines observe their passes for a time. Never waits."""
+        if self.generator is not None:
+            looking = asyncio.create_task(self.look(Watch()))
+            self._looking.add(looking)
+            looking.add_done_callback(self._looking.discard)
 
 
 def _read_file_facts(path: str) -> FileFacts | None:

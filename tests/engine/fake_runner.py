@@ -63,6 +63,7 @@ class FakeRunner:
             top_k=0,
             groups=[],
             tap=RoutingTap(without_experts, None, [], 0),
+            is_counted=False,
             not_counted="the fake model has no experts",
             residency=Residency(ENGINE),
             disk=None,

@@ -214,9 +214,10 @@ class Recorder:
 def test_sizes_without_memory_are_left_out(monkeypatch, caplog, most, message, captured, warning, ends_badly):
     forward = GraphForward.__new__(GraphForward)
     forward._sizes, forward._passes, forward._steps = captured_sizes(30), {}, None
+    forward._model = SimpleNamespace(moe_blocks=lambda: ())
     forward._recorder = Recorder(most, message, ends_badly=ends_badly)
     monkeypatch.setattr(forward, "_write_inputs", lambda *_: None, raising=False)
-    monkeypatch.setattr(forward, "_run_static", lambda size: size, raising=False)
+    monkeypatch.setattr(forward, "_run_static", lambda size, choices: size, raising=False)
 
     forward._capture_all()
 

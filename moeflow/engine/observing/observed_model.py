@@ -34,6 +34,7 @@ class ObservedModel(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int
     groups: Sequence[LayerGroup]  # of `layers`
     tap: RoutingTap
+    is_counted: bool  # whether choices can be counted at all
     not_counted: str  # what is missing, and why; empty: nothing is
     residency: Residency
     disk: ExpertStore | None  # where experts come from; None: all are in memory
@@ -54,6 +55,7 @@ def observed_model(
     shape = model.config
     encoder, decoder = _layers_with_routers(config, shape)
     groups, not_counted = _groups(len(encoder), len(decoder), config), _not_counted(config, shape, len(decoder))
+    has_own_sequences = config.parallel is not None and config.parallel.has_own_sequences
     top_k = config.lossy_top_k or shape.routing.top_k
     return ObservedModel(
         layers=[*encoder, *decoder],
@@ -62,6 +64,7 @@ def observed_model(
         top_k=top_k,
         groups=groups,
         tap=RoutingTap(model, forward, [group.layers for group in groups], top_k),
+        is_counted=bool(groups) and not has_own_sequences,
         not_counted=not_counted,
         residency=residency,
         disk=disk,

@@ -131,6 +131,7 @@ class Observer:
             num_encoder_layers=model.num_encoder_layers,
             num_experts=model.num_experts,
             top_k=model.top_k,
+            is_counting=model.is_counted,
             counted_s=now_s - self._since_s,
             num_passes=counts.num_passes,
             total=counts.total.as_message(),

@@ -133,10 +133,14 @@ def _unavailable(service: Service) -> Response:
 async def stats(
     service: Annotated[Service, Depends(get_service)],
     model: Annotated[str | None, Query(description="Name of the model; default: totals of all.")] = None,
+    watch: Annotated[bool, Query(description="Have the engines observe their passes for a minute.")] = False,
 ) -> Any:
     """Return the engine's newest numbers and the model's facts: of several models, those of all or of one."""
     models = service.models
     chosen = models.only if model is None else models.find(model)
+    if watch:
+        for each in models.all if chosen is None else [chosen]:
+            each.watch()
     replicas = models.replicas() if chosen is None else chosen.replicas()
     admissions = models.num_unfinished if chosen is None else chosen.admission.num_unfinished
     return {

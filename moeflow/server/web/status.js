@@ -50,7 +50,7 @@ export class ServerStatus extends EventTarget {
       const wasReady = this.state === "ready"; // if not, the name may be of a server that was here before
       if (!wasReady) await askJson("ready");
       const name = wasReady ? this.modelName() : undefined;
-      const stats = await askJson(name ? `stats?model=${encodeURIComponent(name)}` : "stats", { apiKey: this.apiKey() });
+      const stats = await askJson(statsPath(name), { apiKey: this.apiKey() });
       if (wasReady && name !== this.modelName()) return; // another was chosen meanwhile, and is asked about by itself
       this.stats = stats;
       this.become("ready");
@@ -66,6 +66,11 @@ export class ServerStatus extends EventTarget {
     this.dispatchEvent(new Event("change"));
     if (isNew && state === "ready") this.dispatchEvent(new Event("ready"));
   }
+}
+
+/** The engines also observe their passes while a page is open, so that its views have something to show. */
+function statsPath(name) {
+  return name ? `stats?watch=true&model=${encodeURIComponent(name)}` : "stats?watch=true";
 }
 
 function stateAfter(error) {

@@ -141,7 +141,7 @@ def test_a_hidden_tab_asks_for_nothing(app, serve, open_page):
     expect(page.get_by_role("heading", name="fake-model")).to_be_visible()
     polls = []
     page.on("request", lambda request: polls.append(request.url))
-    with page.expect_request("**/stats"):
+    with page.expect_request("**/stats?watch=true"):
         page.clock.run_for(2000)
     page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
     polls.clear()
@@ -149,7 +149,7 @@ def test_a_hidden_tab_asks_for_nothing(app, serve, open_page):
     page.clock.run_for(60_000)
     page.evaluate("fetch('/health?last')")  # requests are reported in order: polls would come before this one
     assert [url.partition("/health")[2] for url in polls] == ["?last"]
-    with page.expect_request("**/stats"):
+    with page.expect_request("**/stats?watch=true"):
         page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
 
 

@@ -44,7 +44,7 @@ def test_the_first_visit_is_small_and_the_next_fetches_no_file_again(fetched):
     assert len(files) > 40
     assert sum(first.values()) < FIRST_VISIT_BYTES
     again = fetched()
-    assert "stats" in again
+    assert "stats?watch=true" in again
     assert [name for name in again if name.startswith("assets/")] == []
 
 

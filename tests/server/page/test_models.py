@@ -275,11 +275,11 @@ def test_numbers_of_the_model_before_come_too_late(page):
     choice(page).select_option("b")
     send_and_wait(page, "Hello?")
     expect(page).to_have_title("b · moeflow")
-    page.route("**/stats?model=b", lambda route: waiting.append(route))
-    page.wait_for_event("request", lambda it: it.url.endswith("/stats?model=b"))
+    page.route("**/stats?watch=true&model=b", lambda route: waiting.append(route))
+    page.wait_for_event("request", lambda it: it.url.endswith("/stats?watch=true&model=b"))
     choice(page).select_option("a")
     expect(page.get_by_text("Loaded when you first ask it")).to_be_visible()
-    with page.expect_response("**/stats?model=b"):
+    with page.expect_response("**/stats?watch=true&model=b"):
         waiting.pop().continue_()
     page.evaluate("new Promise((done) => setTimeout(done, 50))")
     expect(page.get_by_text("Loaded when you first ask it")).to_be_visible(timeout=1)
