@@ -85,4 +85,4 @@ class Script:
         elif path.endswith("/tokens"):
             route.fulfill(json=self.tokens())
         else:
-            route.fulfill(json={"state": "done", "counts": self.counts()})
+            route.fulfill(json={"state": "done", "experts": {"counts": self.counts()}})

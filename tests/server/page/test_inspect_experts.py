@@ -61,6 +61,17 @@ def table(page):
     return [[int(text.replace(",", "")) for text in row.locator("td").all_inner_texts()] for row in rows]
 
 
+LOOKS = """all => all.map(({ dataset, style }) =>
+  [dataset.expert, style.getPropertyValue("--first"), style.getPropertyValue("--second")])"""
+
+
+def legend_colours(page):
+    """The colour of each expert in the legend."""
+    items = view(page).get_by_role("list", name="Experts of this layer").get_by_role("button").all()
+    read = """(it) => [Number(it.dataset.expert), it.querySelector(".swatch").style.getPropertyValue("--first")]"""
+    return dict(item.evaluate(read) for item in items)
+
+
 def violations(page):
     return {rule["id"]: [node["html"][:200] for node in rule["nodes"]] for rule in Axe().run(page).response["violations"]}
 
@@ -97,12 +108,15 @@ def test_tokens_have_the_colours_of_their_experts(inspected, script):
         if row:
             slider.press("ArrowRight")
         expect(slider).to_have_attribute("aria-valuetext", f"Layer {layer}")
-        shown = tokens(page).evaluate_all("all => all.map(({ dataset }) => [dataset.expert, dataset.first, dataset.second])")
-        for place, (expert, first, second) in enumerate(shown):
+        shown = tokens(page).evaluate_all(LOOKS)
+        colours = legend_colours(page)
+        for place, look in enumerate(shown):
             if place in (0, len(shown) - 1):
-                assert (expert, first) == ("", "none")
-            else:  # each of a few experts has its own colour
-                assert [expert, first, second] == [str(script.chosen(row, place)[it]) for it in (0, 0, 1)]
+                assert look == ["", "transparent", "transparent"]
+            else:
+                first, second = script.chosen(row, place)
+                assert look == [str(first), colours[first], colours[second]]
+        assert len(set(colours.values())) == script.num_experts
     assert tokens(page).evaluate_all("all => all.map((it) => it.classList.contains('is-template'))") == [
         it.startswith("<|") for it in PROMPT + ANSWER
     ]

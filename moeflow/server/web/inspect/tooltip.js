@@ -10,6 +10,7 @@ export class Tooltip {
     this.element.className = "tooltip";
     this.element.setAttribute("aria-hidden", "true"); // screen readers are told by `announce` or by names
     this.element.hidden = true;
+    for (const moving of ["wheel", "touchmove"]) addEventListener(moving, () => this.hide(), { passive: true });
   }
 
   /** Show lines of text beside a point of the window, in CSS pixels, within the element that holds `near`. */

@@ -1,13 +1,15 @@
 // Colours that stay apart for colour-blind eyes.
 
-const VIRIDIS = ["440154", "482475", "414487", "355f8d", "2a788e", "21918c", "22a884", "44bf70", "7ad151", "bddf26", "fde725"];
+// Seaborn's "mako": perceptually uniform, its lightness alone tells the order.
+const MAKO = ["231526", "35264c", "403a75", "3d5296", "366da0", "3487a6", "35a1ab", "43bbad", "6cd3ad", "ade3c0", "def5e5"];
 const NUM_STEPS = 256;
 const TOPS = [2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256]; // ends of the scale
-const scale = VIRIDIS.map((hex) => [0, 2, 4].map((at) => Number.parseInt(hex.slice(at, at + 2), 16)));
+const scale = MAKO.map((hex) => [0, 2, 4].map((at) => Number.parseInt(hex.slice(at, at + 2), 16)));
 const steps = Array.from({ length: NUM_STEPS }, (_, i) => between(i / (NUM_STEPS - 1)));
 
-/** Paul Tol's light scheme: for areas with dark text, apart from each other for all eyes. The last is for all others. */
-export const AREAS = ["#77aadd", "#ee8866", "#eedd88", "#ffaabb", "#99ddff", "#44bb99", "#bbcc33", "#aaaa00"];
+/** For areas with dark text. Oklab distances are at least 0.09, also with REST and for eyes without red, green or blue
+ *  cones. */
+export const AREAS = ["#617de6", "#b7c68b", "#ae6aa8", "#8ca507", "#facb39", "#d45666", "#8da7f7", "#d097b6"];
 export const REST = "#dddddd";
 export const ON_AREA = "#111111"; // text
 
@@ -18,15 +20,16 @@ function between(place) {
 }
 
 /** The colour of a share of the scale, 0 to 1. More stands out more from the page: brighter on a dark one. */
-export function heat(share, isDark) {
+export const heat = (share, isDark) => `rgb(${stepOf(share, isDark).join(" ")})`;
+
+function stepOf(share, isDark) {
   const step = Math.round(Math.min(1, Math.max(0, share)) * (NUM_STEPS - 1));
-  return `rgb(${steps[isDark ? step : NUM_STEPS - 1 - step].join(" ")})`;
+  return steps[isDark ? step : NUM_STEPS - 1 - step];
 }
 
 /** The colour of text on `heat`: dark or light, whichever has more contrast. */
 export function onHeat(share, isDark) {
-  const step = Math.round(Math.min(1, Math.max(0, share)) * (NUM_STEPS - 1));
-  const linear = steps[isDark ? step : NUM_STEPS - 1 - step].map((it) => (it / 255) ** 2.2);
+  const linear = stepOf(share, isDark).map((it) => (it / 255) ** 2.2);
   const luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
   return luminance > 0.18 ? ON_AREA : "#ffffff";
 }

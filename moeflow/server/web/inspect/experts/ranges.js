@@ -22,7 +22,7 @@ export class ConversationCounts {
     const answers = this.chat.turns.map(({ answer }) => answer).filter((answer) => answer?.requestId);
     const found = [];
     for (const answer of answers) found.push(await this.countsOf(answer, signal)); // most are known
-    const counted = found.filter((counts) => counts?.length);
+    const counted = found.filter(Boolean);
     const counts = addCounts(counted);
     return { counts, tokens: counts.length ? sum(counts[0]) / topK : 0, note: noteOf(answers.length, counted.length) };
   }
@@ -31,7 +31,8 @@ export class ConversationCounts {
     if (this.known.has(requestId)) return this.known.get(requestId);
     let counts = null;
     try {
-      ({ counts } = await this.ask(`stats/requests/${encodeURIComponent(requestId)}`, { signal }));
+      const { experts } = await this.ask(`stats/requests/${encodeURIComponent(requestId)}`, { signal });
+      counts = experts?.counts ?? null; // null: nobody watched
     } catch (error) {
       if (error.status !== 404) throw error;
     }
@@ -43,5 +44,6 @@ export class ConversationCounts {
 function noteOf(numAnswers, numCounted) {
   if (!numAnswers) return tr("This conversation has no answers yet.");
   if (numCounted === numAnswers) return "";
-  return tr("{counted} of {all} answers are counted: the server keeps its last 200 requests.", { counted: numCounted, all: numAnswers });
+  const reason = tr("The server counts while a page is open, and keeps its last 200 requests.");
+  return `${tr("{counted} of {all} answers are counted.", { counted: numCounted, all: numAnswers })} ${reason}`;
 }

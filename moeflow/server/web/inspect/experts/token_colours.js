@@ -1,7 +1,7 @@
 // Which experts have a colour of their own. Of many experts those do that most tokens of a layer chose first; one that
 // stays among them keeps its colour while an answer grows.
 
-import { AREAS } from "./palette.js";
+import { AREAS, REST } from "./palette.js";
 
 export class TokenColours {
   constructor() {
@@ -23,8 +23,8 @@ export class TokenColours {
     return JSON.stringify([...this.places]) !== before;
   }
 
-  /** The place of an expert's colour, or "rest". */
+  /** The colour of an expert. */
   of(expert) {
-    return this.places.get(expert) ?? "rest";
+    return AREAS[this.places.get(expert)] ?? REST;
   }
 }

@@ -1,9 +1,11 @@
 // The experts of the shown layer in their colours, with the share of tokens that chose each first.
 
 import { tr } from "../../translate.js";
+import { setStyles } from "../canvas.js";
 import { make } from "../elements.js";
 import { sum } from "./counts.js";
 import { count, percent } from "./format.js";
+import { REST } from "./palette.js";
 
 export class TokenLegend {
   /** `onExpert(expert)`: one was chosen. */
@@ -18,21 +20,25 @@ export class TokenLegend {
     const shown = [...colours.places.keys()].filter((expert) => counts[expert]).sort((a, b) => counts[b] - counts[a]);
     const rest = total - sum(shown.map((expert) => counts[expert]));
     const items = shown.map((expert) => this.item(expert, counts[expert], total, colours.of(expert), expert === chosen));
-    if (rest) items.push(make("li", {}, swatch("rest"), tr("others: {share}", { share: percent(rest / total) })));
+    if (rest) items.push(make("li", {}, swatch(REST), tr("others: {share}", { share: percent(rest / total) })));
     const focused = this.element.contains(document.activeElement) ? document.activeElement.dataset.expert : null;
     this.element.hidden = !total;
     this.element.replaceChildren(...items);
     if (focused) this.element.querySelector(`[data-expert="${focused}"]`)?.focus();
   }
 
-  item(expert, tokens, total, place, isChosen) {
+  item(expert, tokens, total, colour, isChosen) {
     const text = tr("expert {expert}: {share}", { expert, share: percent(tokens / total) });
     const title = tr("{tokens} tokens", { tokens: count(tokens) });
     const attributes = { "aria-pressed": String(isChosen), "data-expert": expert };
-    const button = make("button", { type: "button", className: "link", title, ...attributes }, swatch(place), text);
+    const button = make("button", { type: "button", className: "link", title, ...attributes }, swatch(colour), text);
     button.addEventListener("click", () => this.onExpert(expert));
     return make("li", {}, button);
   }
 }
 
-const swatch = (place) => make("span", { className: "chip swatch", "aria-hidden": "true", "data-first": place });
+function swatch(colour) {
+  const element = make("span", { className: "chip swatch", "aria-hidden": "true" });
+  setStyles(element, { "--first": colour });
+  return element;
+}

@@ -3,6 +3,7 @@
 
 import { visible } from "../../token_tree_dot.js";
 import { tr } from "../../translate.js";
+import { setStyles } from "../canvas.js";
 import { make } from "../elements.js";
 import { Tooltip } from "../tooltip.js";
 import { TokenColours } from "./token_colours.js";
@@ -75,10 +76,10 @@ export class TokenText {
   paint(first) {
     for (const element of [...this.element.children].slice(Math.max(0, first - this.firstShown))) {
       const chosen = this.routes.chosen(tokenOf(element), this.row);
-      const [expert, second] = chosen;
-      element.dataset.first = expert === undefined ? "none" : this.colours.of(expert);
-      element.dataset.second = second === undefined ? "none" : this.colours.of(second);
-      element.dataset.expert = expert ?? "";
+      const [first = "transparent", second = first] = chosen.map((expert) => this.colours.of(expert));
+      setStyles(element, { "--first": first, "--second": second });
+      element.dataset.expert = chosen[0] ?? "";
+      element.classList.toggle("is-without", !chosen.length);
       element.classList.toggle("is-chosen", chosen.includes(this.expert));
     }
   }

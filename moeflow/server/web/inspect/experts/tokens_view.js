@@ -68,17 +68,16 @@ export class TokensView {
     const { requestId } = this;
     if (!requestId || this.isWhole) return;
     const path = `stats/requests/${encodeURIComponent(requestId)}`;
+    let state = this.turnOf(requestId)?.answer.state; // before its tokens are asked for, so that the last ones come, too
     try {
-      const state = this.turnOf(requestId)?.answer.state ?? (await this.ask(path, { signal })).state;
+      state ??= (await this.ask(path, { signal })).state;
       const told = await this.ask(`${path}/tokens`, { signal });
-      if (requestId !== this.requestId) return;
-      this.show(new Routes(told));
-      this.isWhole = state !== "running"; // it was complete before its tokens were asked for
+      if (requestId === this.requestId) this.show(new Routes(told));
     } catch (error) {
       if (error.status !== 404) throw error;
-      this.isWhole = true;
-      this.clear(tr("The server does not keep the tokens of this answer any more. Ask again to see them."));
+      if (requestId === this.requestId) this.clear(error.message);
     }
+    this.isWhole = requestId === this.requestId && state !== "running";
   }
 
   /** List the answers that can be shown. A new one of the conversation is shown at once. */
