@@ -153,29 +153,6 @@ def test_a_hidden_tab_asks_for_nothing(app, serve, open_page):
         page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
 
 
-def test_experts_from_disk_are_told_of_only_where_there_are_some(page, engine):
-    button(page, "Settings").click()
-    dialog = page.get_by_role("dialog", name="Settings")
-    expect(dialog.get_by_text("KV cache")).to_be_visible()
-    expect(dialog.get_by_text("Experts from disk")).to_be_hidden()
-    engine.snapshot = EngineStats(
-        memory_limit_bytes=3 * 2**30,
-        expert_slots=500,
-        experts_in_slots=321,
-        experts_on_disk=1920,
-        is_prefetching=True,
-        expert_hits_total=60,
-        expert_late_total=5,
-        expert_misses_total=35,
-        expert_stall_s_total=1.26,
-        expert_demand_bytes_total=2**30,
-        expert_prefetched_bytes_total=2**29,
-    )
-    shown = dialog.get_by_role("region", name="Experts from disk")
-    for text in ("3.00 GiB", "321 of 1920", "60%", "1.3 s", "1.50 GiB", "on"):
-        expect(shown).to_contain_text(text)
-
-
 def test_each_of_several_replicas_is_told_of(page, engine):
     button(page, "Settings").click()
     dialog = page.get_by_role("dialog", name="Settings")

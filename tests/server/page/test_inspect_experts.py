@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+
+import httpx
+import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from moeflow.core.engine_messages import EngineStats
-from tests.server.page.parts import button, send_and_wait, turns
+from tests.packed import pack_beside
+from tests.server.page.parts import button, send_and_wait, set_max_tokens
 from tests.server.page.scripted_experts import ANSWER, PROMPT, Script
+from tests.server.server_process import Server
+from tests.tiny_mixtral import write_tiny_mixtral
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -73,7 +80,61 @@ def legend_colours(page):
 
 
 def violations(page):
-    return {rule["id"]: [node["html"][:200] for node in rule["nodes"]] for rule in Axe().run(page).response["violations"]}
+    return {
+        rule["id"]: [node["html"][:200] for node in rule["nodes"]] for rule in Axe().run(page).response["violations"]
+    }
+
+
+@pytest.fixture(scope="module")
+def real_server(tmp_path_factory):
+    """A server of a small model."""
+    folder = tmp_path_factory.mktemp("tiny-mixtral")
+    write_tiny_mixtral(folder, num_hidden_layers=3, num_local_experts=6, num_experts_per_tok=2)
+    pack_beside(folder)
+    server = Server(folder)
+    with server.process:  # which closes its pipes
+        try:
+            yield server.wait_until_ready()
+        finally:
+            server.process.terminate()
+            server.end()
+
+
+def test_all_choices_of_a_real_model_are_shown(real_server, open_page):
+    page = open_page(real_server.url, is_alone=True)
+    button(page, "Inspect").click()
+    expect(view(page).get_by_text("3 layers with 6 experts each.")).to_be_visible()
+    set_max_tokens(page, "30")
+    with page.expect_response("**/v1/chat/completions") as answered:
+        send_and_wait(page, "Why me?")
+    request_id = answered.value.headers["x-request-id"]
+    expect(view(page).get_by_label("This conversation")).to_be_checked()
+    view(page).get_by_text("as a table").click()
+
+    told = httpx.get(f"{real_server.url}/stats/requests/{request_id}/tokens").json()
+    experts = [it["experts"] for it in told["tokens"]]
+    assert experts[-1] is None
+    assert all(experts[:-1])
+    routes = np.stack([np.frombuffer(base64.b64decode(it), "<u2").reshape(3, 2) for it in experts[:-1]])
+    expected = [np.bincount(routes[:, row].ravel(), minlength=6).tolist() for row in range(3)]
+    expect(view(page).get_by_text(f"{len(routes)} tokens made {len(routes) * 2 * 3} choices")).to_be_visible()
+    assert table(page) == expected
+    assert sum(map(sum, table(page))) == len(routes) * 2 * 3  # tokens x top-k x layers
+
+    expect(tokens(page)).to_have_count(len(experts))
+    slider = view(page).get_by_role("slider", name="Layer")
+    for row in range(3):
+        slider.fill(str(row))
+        assert [look[0] for look in tokens(page).evaluate_all(LOOKS)[:-1]] == [str(it) for it in routes[:, row, 0]]
+
+    send_and_wait(page, "And then?")  # both answers count
+    view(page).get_by_role("radio", name="Since counting began").check()
+    total = httpx.get(f"{real_server.url}/stats/experts").json()["total"]
+    expect(view(page).get_by_text(f"{total['tokens']} tokens made")).to_be_visible()
+    assert table(page) == total["counts"]
+    view(page).get_by_role("radio", name="This conversation").check()
+    assert table(page) == total["counts"]
+    assert sum(map(sum, table(page))) == total["tokens"] * 2 * 3
 
 
 def test_keys_reach_every_cell_and_choose_an_expert(inspected, script):
@@ -126,9 +187,13 @@ def test_tokens_have_the_colours_of_their_experts(inspected, script):
     page.keyboard.press("End")
     expect(tooltip(page)).to_contain_text("Not computed: no token follows it.")
     page.keyboard.press("ArrowLeft")
-    expect(tooltip(page)).to_contain_text(f"Layer 3: experts {', '.join(map(str, script.chosen(2, len(PROMPT + ANSWER) - 2)))}")
+    expect(tooltip(page)).to_contain_text(
+        f"Layer 3: experts {', '.join(map(str, script.chosen(2, len(PROMPT + ANSWER) - 2)))}"
+    )
     view(page).get_by_label("Show numbers").check()
-    assert tokens(page).nth(2).evaluate("it => getComputedStyle(it, '::after').content") == f'"{script.chosen(2, 2)[0]}"'
+    assert (
+        tokens(page).nth(2).evaluate("it => getComputedStyle(it, '::after').content") == f'"{script.chosen(2, 2)[0]}"'
+    )
 
 
 def test_layers_play_like_a_film(inspected):
