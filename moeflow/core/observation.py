@@ -38,11 +38,16 @@ class TokenQuestion(msgspec.Struct, frozen=True, tag="tokens"):
     request_id: str  # as of `RequestQuestion`
 
 
+class SpeedQuestion(msgspec.Struct, frozen=True, tag="speed"):
+    """Asks for the work and the time of the passes of the last minute."""
+
+
 Question = (
     Watch
     | ExpertQuestion
     | RequestQuestion
     | TokenQuestion
+    | SpeedQuestion
 )  # fmt: skip
 
 
@@ -150,9 +155,47 @@ class TokenSight(msgspec.Struct, frozen=True, tag="tokens", kw_only=True):
     sequences: list[TokenSequence]
 
 
+class PassGroup(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Passes of the same size that ended within the same second: the size of each, and sums over all."""
+
+    num_tokens: int  # of each: rows that it computed, prompts and drafts included
+    num_sampled: int  # of each: rows with logits
+    num_sequences: int  # of each
+    age_s: float  # since the last one ended
+    num_passes: int = 0
+    num_generated: int = 0  # tokens that requests got
+    seconds: float = 0.0  # each from the end of the pass before, or from its begin where the engine was idle
+    num_seen: int = 0  # positions that rows attend to
+    num_read: int = 0  # positions whose keys and values are read, once for all rows of a sequence
+    stall_s: float = 0.0  # they waited for experts
+    waited_s: float = 0.0  # they waited for other ranks
+    read_bytes: int = 0  # experts that came from disk or from another machine
+    distinct: float = 0.0  # experts of a layer that each pass used, mean of layers; the sum over counted passes
+    num_counted: int = 0  # passes whose experts were counted
+
+
+class FirstToken(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A request's first token."""
+
+    age_s: float
+    num_prompt_tokens: int
+    num_computed_tokens: int  # of these, not found in a cache
+    seconds: float  # from the begin of its first pass
+    was_alone: bool  # no pass of the prompt computed another request
+
+
+class SpeedSight(msgspec.Struct, frozen=True, tag="speed"):
+    """The answer to `SpeedQuestion`: the last minute, the oldest first."""
+
+    observed_s: float  # since the engine began to observe
+    groups: list[PassGroup]
+    first_tokens: list[FirstToken]
+
+
 Sight = (
     Watching
     | ExpertSight
     | RequestSight
     | TokenSight
+    | SpeedSight
 )  # fmt: skip

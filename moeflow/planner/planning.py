@@ -74,6 +74,19 @@ def plan_for_start(
     Raises: as `resolve`.
     """
     here = resources or resources_for(settings)
+    is_apart = settings.is_served or settings.memory_bytes is not None  # all that this process keeps counts
+    return resolve(
+        settings, usage, machine_of=machine_now(settings, here, is_apart=is_apart, on_step=on_step), resources=here
+    ).plan
+
+
+def machine_now(
+    settings: Settings, here: HostResources, *, is_apart: bool, on_step: OnStep = lambda _: None
+) -> MachineOf:
+    """Return what measures this machine quickly, where it was never measured, and knows it else.
+
+    `is_apart`: in a process of its own.
+    """
 
     def machine(wanted: Wanted) -> Machine:
         needs = MachineNeeds(
@@ -83,7 +96,6 @@ def plan_for_start(
             disk=wanted.packed_file is not None,
             ranks=wanted.has_ranks,
         )
-        is_apart = settings.is_served or settings.memory_bytes is not None  # all that this process keeps counts
         measure = measuring_process.measure_apart if is_apart else measured_for_start
         machine = machine_for_start(cache_folder(settings.cache_dir), needs, measure=measure, on_step=on_step)
         if not wanted.device:
@@ -92,7 +104,7 @@ def plan_for_start(
             return _with_device(machine, wanted.device, settings, on_step, here)
         return machine
 
-    return resolve(settings, usage, machine_of=machine, resources=here).plan
+    return machine
 
 
 def plan_for(request: PlanRequest, on_step: OnStep = lambda _: None) -> described.Planned:

@@ -21,6 +21,7 @@ from moeflow.server.api import (
     replicas,
     request_stories,
     server_log,
+    speed,
     status,
     tokenize,
 )
@@ -135,6 +136,7 @@ def create_app(
         status,
         request_stories,
         experts,
+        speed,
         replicas,
         model_changes,
         server_log,

@@ -187,7 +187,7 @@ def _prepare(plan: Callable[[], Plan], config: ServerConfig) -> served_model.Loa
     async def load(on_failure: Callable[[], None]) -> Generator:
         return await load_model(decided, config, on_failure=on_failure)
 
-    return served_model.Loadable(decided.memory_bytes, load)
+    return served_model.Loadable(decided.memory_bytes, load, decided)
 
 
 async def _serve(
@@ -201,7 +201,7 @@ async def _serve(
         try:
             await asyncio.to_thread(_import_http)  # takes as long as the engine's process needs to load
             http = _one_model_server(plan, config, tracer)
-            http.service.show_start(starting)
+            http.service.show_start(starting, plan)
             jobs = http.app.state.jobs = _open_jobs(config, http.service)
         except BaseException:
             await give_up(loading, lambda generator: generator.client.shutdown(0))

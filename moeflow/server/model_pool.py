@@ -207,6 +207,7 @@ class ModelPool:
                 500, "model_load_failed", f"The model {model.name!r} cannot be loaded: {reason}", param="model"
             ) from error
         model.attach(generator, num_bytes)
+        model.plan = loadable.plan
         model.num_loads += 1
         model.load_s_total += time.monotonic() - begun_s
         logger.info("model %s is loaded, and may hold %s", model.name, format_bytes(num_bytes))

@@ -16,6 +16,7 @@ from typing import Literal
 from moeflow.core.engine_messages import EngineStats, ModelInfo
 from moeflow.core.errors import MoeflowError
 from moeflow.core.observation import Question, Sight, Watch
+from moeflow.core.plan import Plan
 from moeflow.engine.client import EngineClient, EngineState, ReplicaStatus
 from moeflow.engine.generator import Generator
 from moeflow.models.file_facts import FileFacts, read_file_facts
@@ -51,6 +52,7 @@ class Loadable:
 
     memory_bytes: int  # that it holds once it is loaded; 0: not known, so it is loaded alone
     load: Callable[[Callable[[], None]], Awaitable[Generator]]  # takes what to call when its engine has died for good
+    plan: Plan | None = None  # that it runs; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class ServedModel:
         self.starting: Sequence[EngineClient] = ()  # until it is attached
         self.is_loading = source is None
         self.memory_bytes = 0  # that it was planned to hold, while it is loaded
+        self.plan: Plan | None = None  # that it runs; None: unknown, or not loaded
         self.used_at_s = -math.inf
         self.created = int(time.time())
         self.num_loads = 0
@@ -96,7 +99,7 @@ class ServedModel:
         generator = self.generator
         assert generator is not None, "only what is loaded is detached"
         self._earlier = totals_of(self.stats())
-        self.generator, self.memory_bytes = None, 0
+        self.generator, self.plan, self.memory_bytes = None, None, 0
         return generator
 
     @property

@@ -15,8 +15,10 @@ from typing import Literal
 from fastapi import Request
 
 from moeflow.checkpoint.hub.model_name import ModelName
+from moeflow.core.plan import Plan
 from moeflow.engine.client import EngineClient
 from moeflow.engine.generator import Generator
+from moeflow.kernels.on_demand import on_demand
 from moeflow.server.config import ServerConfig
 from moeflow.server.downloads import add_downloaded
 from moeflow.server.errors import ApiError
@@ -30,6 +32,9 @@ from moeflow.server.served_model import RETRY_AFTER_S, ServedModel
 from moeflow.server.stories.stories import Stories
 
 logger = logging.getLogger(__name__)
+
+with on_demand(__name__):
+    from moeflow.server.speed import model_speed
 
 Status = Literal["loading", "ready", "restarting", "stalled", "draining", "failed"]
 
@@ -62,12 +67,26 @@ class Service:
         self.fronts: Callable[[], Sequence[FrontState]] = tuple  # replaced where there are some
         self.pulls = Pulls(self._serve_pulled)
         self.started_s = time.monotonic()
+        self._speeds: dict[ServedModel, model_speed.ModelSpeed] = {}  # of models whose speed was asked for
         self._is_draining = False
 
-    def show_start(self, starting: Sequence[EngineClient]) -> None:
-        """Show the engines of the one model until it is attached; the sequence may fill later."""
+    def show_start(self, starting: Sequence[EngineClient], plan: Plan | None = None) -> None:
+        """Show the engines of the one model until it is attached; the sequence may fill later. It runs this plan."""
         if self.models.only is not None:
-            self.models.only.starting = starting
+            self.models.only.starting, self.models.only.plan = starting, plan
+
+    def speed_of(self, model: ServedModel) -> model_speed.ModelSpeed | None:
+        """Return what is known of the speed of a loaded model; None: its plan is unknown."""
+        if model.plan is None:
+            return None
+        known = self._speeds.get(model)
+        if known is None or known.plan is not model.plan:
+            known = self._speeds[model] = model_speed.ModelSpeed(model.plan, model.name, self._is_idle)
+        return known
+
+    def _is_idle(self) -> bool:
+        stats = self.models.stats()
+        return not (stats.num_running or stats.num_waiting)
 
     def attach(self, generator: Generator) -> None:
         """Begin to serve the one model with this generator."""

@@ -429,6 +429,10 @@ class ModelCosts:
         seen = num_sequences * self._average(lambda window: window, context)
         return self.attention(num_sequences, seen, seen, num_sequences)
 
+    def seen_share(self, context: float) -> float:
+        """Return the share of a context that a query sees, on average over layers: windows hide the rest."""
+        return self._average(lambda window: window, context) / context if context else 1.0
+
     def prefill_attention(self, num_prompts: float, length: float, chunk: float | None = None) -> KernelWork:
         """Return one layer's attention of whole prompts, each in chunks of so many tokens; None: in one.
 

@@ -67,7 +67,7 @@ def gpu_figures(name: str, memory_bytes: int, file: Path, *, recalibrate: bool =
     `sizes` are those of `measure_device`. Measures in any case if `recalibrate`.
     Blocks: for some seconds if it measures. Raises: ConfigError if the GPU does not answer.
     """
-    figures = None if recalibrate else _load(file)
+    figures = None if recalibrate else known_figures(file)
     if figures is None:
         figures = _measured(_Order(name, memory_bytes, sizes))
         with suppress(OSError):  # measured again at the next start
@@ -75,7 +75,7 @@ def gpu_figures(name: str, memory_bytes: int, file: Path, *, recalibrate: bool =
     return msgspec.structs.replace(figures, level=replace(figures.level, capacity_bytes=memory_bytes))
 
 
-def _load(file: Path) -> GpuFigures | None:
+def known_figures(file: Path) -> GpuFigures | None:
     """Return the kept figures; None if there are none, or none that can be read."""
     try:
         return msgspec.json.decode(read_bounded(file), type=GpuFigures)

@@ -1,0 +1,1 @@
+"""How fast a served model is, beside the roofs of the machine and beside its plan."""
