@@ -163,6 +163,7 @@ QUANTIZED: Final = tuple(name for name in ALL_FORMATS if FORMATS[name].option ==
 SEARCHED_FORMATS: Final = tuple(name for name in ALL_FORMATS if FORMATS[name].is_searched)
 WEIGHT_FORMATS: Final = (*DTYPES, *QUANTIZED)  # that any weights can be brought to
 MIXES: Final[tuple[Mix, ...]] = get_args(Mix)
+SUGGESTED_FORMATS: Final = ("int8", "q4_k_m")  # that users are told of, where they set none
 BITS_PER_VALUE: Final = {name: record.bits_per_value for name, record in FORMATS.items()}
 PLANAR_BITS: Final = {name: record.planar_bits for name, record in FORMATS.items() if record.planar_bits}
 GGUF_BLOCK_KINDS: Final[tuple[GGUFBlockKind, ...]] = get_args(GGUFBlockKind)

@@ -81,7 +81,7 @@ class Service:
             return None
         known = self._speeds.get(model)
         if known is None or known.plan is not model.plan:
-            known = self._speeds[model] = model_speed.ModelSpeed(model.plan, model.name, self._is_idle)
+            known = self._speeds[model] = model_speed.ModelSpeed(model.plan, self._is_idle)
         return known
 
     def _is_idle(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from moeflow.cli import lazy
 from moeflow.cli.doctor.diagnostics import Finding, Verdict
@@ -13,9 +13,8 @@ from moeflow.core.errors import MoeflowError
 from moeflow.core.hardware import RAM
 from moeflow.core.plan import Plan
 from moeflow.core.units import MIB
+from moeflow.kernels.weight_format import SUGGESTED_FORMATS
 from moeflow.planner.usage import SERVING
-
-QUANTIZED: Final = ("int8", "q4_k_m")
 
 
 def other_modes(overrides: Mapping[str, Any], plan: Plan | None) -> list[Finding]:
@@ -36,7 +35,7 @@ def _variants(overrides: Mapping[str, Any], plan: Plan | None) -> Iterator[tuple
     if plan is not None and not _runs_on_kernels(plan.config):
         return
     if overrides.get("quantize") is None:
-        yield from ((f"--quantize {name}", {"quantize": name}) for name in QUANTIZED)
+        yield from ((f"--quantize {name}", {"quantize": name}) for name in SUGGESTED_FORMATS)
     if overrides.get("memory_bytes") is None and plan is not None and plan.forecast is not None:
         peak = next(it.peak_bytes.value for it in plan.forecast.memory if it.tier == RAM)
         half = int(peak / 2) // MIB

@@ -16,7 +16,7 @@ from moeflow.core.errors import MoeflowError
 from moeflow.core.hardware import RAM
 from moeflow.core.plan import Forecast, Plan
 from moeflow.core.units import format_bytes
-from moeflow.kernels.weight_format import BITS_PER_VALUE
+from moeflow.kernels.weight_format import BITS_PER_VALUE, SUGGESTED_FORMATS
 from moeflow.planner.hardware.host import HostResources, host_resources
 from moeflow.planner.host_forecast import MachineOf
 from moeflow.planner.planning import machine_now
@@ -27,7 +27,6 @@ from moeflow.planner.served.command_line import option_text, serve_command
 from moeflow.planner.usage import SERVING, Usage
 from moeflow.settings.settings import Settings, from_plain
 
-SMALLER_FORMATS: Final = ("int8", "q4_k_m")  # which users are told of
 _FORMAT_IN_TEXT: Final = "(--quantize "  # of a change that is planned completely instead
 _OPTION_IN_TEXT: Final = re.compile(r" \((--[a-z-]+(?: \S+)?)\)$")
 
@@ -53,15 +52,15 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.speedup_alone or 0.0, self.speedup_full or 0.0)
 
 
-def advise(plan: Plan, model_name: str) -> list[Advice]:
-    """Return what would help, with commands that serve the model of that name.
+def advise(plan: Plan, model: str) -> list[Advice]:
+    """Return what would help, with commands that serve the model of that name; empty: the built-in one.
 
     Blocks: for some seconds. Measures kernels of smaller formats, once, so nothing else should be at work.
     Raises: MoeflowError if the plan cannot be decided again.
     """
     settings = from_plain(plan.settings)
     usage = dataclasses.replace(SERVING, workload=plan.workload, goal=plan.goal)
-    planner = _Planner(settings, usage, _resources(plan, settings), model_name)
+    planner = _Planner(settings, usage, _resources(plan, settings), model)
     now = planner.resolved(settings)
     if now.plan.forecast is None:
         return []
@@ -76,7 +75,7 @@ class _Planner:
     settings: Settings
     usage: Usage
     resources: HostResources
-    model_name: str
+    model: str  # its name in commands
 
     def resolved(self, settings: Settings) -> Resolved:
         machine_of: MachineOf = machine_now(settings, self.resources, is_apart=False)
@@ -96,7 +95,7 @@ class _Planner:
                 kind="option",
                 change=change,
                 option=" ".join(option_text(name, value) for name, value in values.items()),
-                command=serve_command(settings, self.model_name),
+                command=serve_command(settings, self.model),
                 speedup_alone=other.decode_alone_tokens_per_s.value / now.decode_alone_tokens_per_s.value,
                 speedup_full=other.decode_tokens_per_s.value / now.decode_tokens_per_s.value,
                 alone_tokens_per_s=other.decode_alone_tokens_per_s.value,
@@ -107,7 +106,7 @@ class _Planner:
     def _variants(self, plan: Plan, now: Forecast) -> Iterator[tuple[str, Mapping[str, Any]]]:
         if self.settings.quantize is None and not plan.config.layer_formats:
             bits = BITS_PER_VALUE.get(plan.config.weight_format, 16.0)
-            for name in SMALLER_FORMATS:
+            for name in SUGGESTED_FORMATS:
                 if BITS_PER_VALUE.get(name, 0.0) < bits:
                     yield f"weights in {name}", {"quantize": name}
         limit_bytes = self.settings.memory_bytes

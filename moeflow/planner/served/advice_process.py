@@ -21,7 +21,7 @@ class AdviceOrder(msgspec.Struct, frozen=True):
     """What to advise on."""
 
     plan: str  # JSON of `plan_to_json`
-    model_name: str
+    model: str  # its name in commands; empty: the built-in one
 
 
 class AdviceReport(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ def main() -> None:
     os.nice(_LOWEST_PRIORITY)
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=AdviceOrder)
     try:
-        report = AdviceReport(advise(plan_from_json(order.plan, "that is served"), order.model_name))
+        report = AdviceReport(advise(plan_from_json(order.plan, "that is served"), order.model))
     except (MoeflowError, OSError) as error:
         report = AdviceReport(problem=str(error))
     sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")

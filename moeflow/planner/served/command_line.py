@@ -11,10 +11,10 @@ from moeflow.settings.settings import Settings, options
 _FILES: Final = ("existing file", "new file", "folder")
 
 
-def serve_command(settings: Settings, model_name: str) -> str:
+def serve_command(settings: Settings, model: str) -> str:
     """Return the command that serves a model with all settings that are not at their defaults.
 
-    Settings that name files are left out. So is the model's folder: `model_name` stands for it.
+    Settings that name files are left out. `model` is its name, without a folder; empty: the built-in one.
     """
     defaults = Settings()
     given = [
@@ -22,7 +22,7 @@ def serve_command(settings: Settings, model_name: str) -> str:
         for name, option in options().items()
         if option.kind not in _FILES and getattr(settings, name) != getattr(defaults, name)
     ]
-    return " ".join(["moeflow serve", shlex.quote(model_name), *given])
+    return " ".join(["moeflow serve", *([shlex.quote(model)] if model else []), *given])
 
 
 def option_text(name: str, value: Any) -> str:

@@ -157,11 +157,8 @@ def operating_point(estimate: ServedEstimate, groups: Sequence[PassGroup], num_e
     )
 
 
-def predicted_point(estimate: ServedEstimate, num_sequences: int, context: float) -> OperatingPoint | None:
-    """Return where the plan expects a decoding step of so many sequences; None: nothing predicts."""
-    step_s = estimate.step_s(num_sequences, context)
-    if step_s is None:
-        return None
+def decoding_point(estimate: ServedEstimate, num_sequences: int, context: float, step_s: float) -> OperatingPoint:
+    """Return where a decoding step of so many sequences lies that takes so long."""
     positions = round(num_sequences * context)
     group = PassGroup(
         num_tokens=num_sequences,

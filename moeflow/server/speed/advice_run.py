@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from moeflow.checkpoint.identity import called
+from moeflow.core.cache_dir import cache_folder
 from moeflow.core.plan import Plan, plan_to_json
 from moeflow.kernels.on_demand import on_demand
 from moeflow.planner.served.advice_process import AdviceOrder, AdviceReport
+from moeflow.settings.settings import from_plain
 
 with on_demand(__name__):
     from moeflow.planner.served import advice
+    from moeflow.train import builtin
 
 _MODULE: Final = "moeflow.planner.served.advice_process"
 _LOOK_S: Final = 0.1
@@ -26,8 +31,9 @@ _FAILED: Final = "it could not be worked out"
 class AdviceRun:
     """The advice on one plan: begun when somebody first asks while nothing runs, and again after an interruption."""
 
-    def __init__(self, plan: Plan, model_name: str, is_idle: Callable[[], bool]) -> None:
-        self._order = msgspec.json.encode(AdviceOrder(plan_to_json(plan), model_name))
+    def __init__(self, plan: Plan, is_idle: Callable[[], bool]) -> None:
+        """`is_idle` says whether no engine of this server computes."""
+        self._plan = plan
         self._is_idle = is_idle
         self._working: asyncio.Task[None] | None = None
         self._report: AdviceReport | None = None
@@ -57,11 +63,12 @@ class AdviceRun:
             await asyncio.gather(self._working, return_exceptions=True)
 
     async def _work(self) -> None:
+        order = await asyncio.to_thread(_order_of, self._plan)
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", _MODULE), stdin=pipe, stdout=pipe, start_new_session=True
         )
-        answering = asyncio.create_task(process.communicate(self._order))
+        answering = asyncio.create_task(process.communicate(order))
         try:
             while not answering.done() and self._is_idle():
                 await asyncio.wait((answering,), timeout=_LOOK_S)
@@ -71,6 +78,12 @@ class AdviceRun:
             if process.returncode is None:
                 process.kill()
             await asyncio.gather(answering, return_exceptions=True)
+
+
+def _order_of(plan: Plan) -> bytes:
+    path, folder = Path(plan.config.model_path), from_plain(plan.settings).cache_dir
+    is_builtin = path.absolute() == builtin.builtin_folder(cache_folder(folder)).absolute()
+    return msgspec.json.encode(AdviceOrder(plan_to_json(plan), "" if is_builtin else called(path)))
 
 
 def _report_of(answer: bytes) -> AdviceReport:

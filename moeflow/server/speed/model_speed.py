@@ -14,10 +14,10 @@ from moeflow.server.speed.advice_run import AdviceRun
 class ModelSpeed:
     """What is known of one plan that is served."""
 
-    def __init__(self, plan: Plan, model_name: str, is_idle: Callable[[], bool]) -> None:
+    def __init__(self, plan: Plan, is_idle: Callable[[], bool]) -> None:
         """`is_idle` says whether no engine of this server computes."""
         self.plan = plan
-        self.advice = AdviceRun(plan, model_name, is_idle)
+        self.advice = AdviceRun(plan, is_idle)
         self._reading: asyncio.Task[ServedEstimate | str] | None = None
 
     async def estimate(self) -> ServedEstimate | str:

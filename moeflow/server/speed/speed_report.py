@@ -17,9 +17,9 @@ from moeflow.planner.hardware.this_machine import how_measured
 from moeflow.planner.served.operating_point import (
     OperatingPoint,
     compute_level,
+    decoding_point,
     operating_point,
     pass_work,
-    predicted_point,
 )
 from moeflow.planner.served.served_estimate import ServedEstimate
 from moeflow.server.speed.measured import Measured, PassKind, mean_context, mean_step_s
@@ -184,20 +184,21 @@ def _marks(estimate: ServedEstimate) -> list[Mark]:
     forecast, context = estimate.plan.forecast, estimate.plan.workload.mean_context
     if forecast is None:
         return []
-    found = []
-    for number in dict.fromkeys((1, forecast.policy.batch_size)):
-        it = predicted_point(estimate, number, context)
-        if it is not None:
-            found.append(
-                Mark(
-                    num_sequences=number,
-                    context=context,
-                    intensity=it.intensity,
-                    flops_per_s=it.flops_per_s,
-                    tokens_per_s=it.generated_per_s,
-                )
-            )
-    return found
+    steps = {
+        1: 1 / forecast.decode_alone_tokens_per_s.value,
+        forecast.policy.batch_size: forecast.time_per_token_s.value,
+    }
+    points = {number: decoding_point(estimate, number, context, step_s) for number, step_s in steps.items()}
+    return [
+        Mark(
+            num_sequences=number,
+            context=context,
+            intensity=it.intensity,
+            flops_per_s=it.flops_per_s,
+            tokens_per_s=it.generated_per_s,
+        )
+        for number, it in points.items()
+    ]
 
 
 def _comparisons(
