@@ -53,9 +53,9 @@ def observed_model(
 ) -> ObservedModel:
     """Return the model of this process, the first rank, as an observer sees it."""
     shape = model.config
-    encoder, decoder = _layers_with_routers(config, shape)
+    is_counted = bool(shape.routing.num_experts) and not _has_several_orders(config, shape)
+    encoder, decoder = _layers_with_routers(config, shape) if is_counted else ([], [])
     groups, not_counted = _groups(len(encoder), len(decoder), config), _not_counted(config, shape, len(decoder))
-    has_own_sequences = config.parallel is not None and config.parallel.has_own_sequences
     top_k = config.lossy_top_k or shape.routing.top_k
     return ObservedModel(
         layers=[*encoder, *decoder],
@@ -64,7 +64,7 @@ def observed_model(
         top_k=top_k,
         groups=groups,
         tap=RoutingTap(model, forward, [group.layers for group in groups], top_k),
-        is_counted=bool(groups) and not has_own_sequences,
+        is_counted=is_counted,
         not_counted=not_counted,
         residency=residency,
         disk=disk,
@@ -91,16 +91,17 @@ def _groups(num_encoder: int, num_decoder: int, config: EngineConfig) -> list[La
     return groups
 
 
+def _has_several_orders(config: EngineConfig, shape: ModelConfig) -> bool:
+    """Whether layers get rows in different orders, where ranks have sequences of their own."""
+    return shape.encoder is not None and config.parallel is not None and config.parallel.has_own_sequences
+
+
 def _not_counted(config: EngineConfig, shape: ModelConfig, num_own: int) -> str:
-    parallel = config.parallel
     if not shape.routing.num_experts:
         return _DENSE
-    if parallel is not None and parallel.has_own_sequences:
-        return (
-            "choices of the routers of other ranks: each rank has sequences of its own (--attention-layout data), and "
-            "only those of the first rank are seen, so no pass is counted"
-        )
+    if _has_several_orders(config, shape):
+        return "all choices: an encoder's and a decoder's tokens are on several ranks (--attention-layout data)"
     if num_own < len(shape.moe_layers):
-        others = [layer for layer in shape.moe_layers if layer not in layers_of(parallel, shape, 0)]
+        others = [layer for layer in shape.moe_layers if layer not in layers_of(config.parallel, shape, 0)]
         return f"layers {others[0]} to {others[-1]}: other ranks have these stages, and do not report their choices"
     return ""

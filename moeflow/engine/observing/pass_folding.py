@@ -108,7 +108,7 @@ class PassFolding:
 
     def _add_drafts(self, one: ObservedPass) -> None:
         """Write the routes of accepted drafts to their positions. Drafts are for decoders, which are one group."""
-        ids = one.choices[0]
+        (ids, *_) = one.choices or (None,)
         if ids is None or not any(entry.tree for entry in one.entries):
             return
         for entry, first_row in zip(one.entries, first_rows(one.entries), strict=True):

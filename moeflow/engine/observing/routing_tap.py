@@ -1,12 +1,13 @@
 """Takes the choices of a model's routers, pass by pass, while it is open. A closed tap changes nothing in a pass.
 
-Choices come from kernels that run all layers, from replayed graphs, or from one layer after another. A pass may be cut
-into pieces: then each layer's pieces come in the order of the pass, or in the order that `OffloadedModel` has.
+Choices come from kernels that run all layers, from replayed graphs, or from one layer after another. Of ranks with
+sequences of their own, the first gets all choices, since ranks share the experts. A pass may be cut into pieces: each
+layer's pieces come in the order of the pass, unless what runs them has a `row_order`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -34,11 +35,24 @@ class ChoiceSource(Protocol):
     on_choices: OnChoices | None  # receives [layers, T, K]
 
 
+class LayerSource(Protocol):
+    """Reports what routers chose, layer by layer, for the tokens of all ranks."""
+
+    on_choices: Callable[[int, Any], None] | None  # receives the layer's number and [T, K]
+
+
+@runtime_checkable
+class HasRounds(Protocol):
+    """Runs passes whose tokens are on several ranks."""
+
+    rounds: LayerSource
+
+
 @runtime_checkable
 class HasRowOrder(Protocol):
     """Runs the rows of a pass in another order."""
 
-    row_order: Array | None  # [T], of the last pass: the place in the pass of each row that layers got
+    row_order: Any  # [T], of the last pass: the place in the pass of each row that layers got; None: no other order
 
 
 class RoutingTap:
@@ -51,6 +65,7 @@ class RoutingTap:
         self._model = model
         runs = (model.packed_layers, forward)
         self._sources = [it for it in runs if isinstance(it, ChoiceSource)]
+        self._rounds = forward.rounds if isinstance(forward, HasRounds) else None
         self._orders = [it for it in (model, forward) if isinstance(it, HasRowOrder)]
         self._groups = layer_groups
         self._top_k = top_k
@@ -59,14 +74,13 @@ class RoutingTap:
         self._whole: list[Array] = []  # pieces of all layers: [layers, t, K]
         self._is_in_pass = False
 
-    @property
-    def is_open(self) -> bool:
-        """Whether passes report their choices."""
-        return bool(self._blocks)
-
     def open(self) -> None:
         """Take the choices of the passes from now on. Not during a pass."""
-        assert not self.is_open, "it is open"
+        if not self._groups:
+            return
+        if self._rounds is not None:
+            self._rounds.on_choices = self._take_round
+            return
         numbers: dict[str, int] = {}  # of layers, by the prefixes of their blocks
         for prefix, block in self._model.moe_blocks():
             number = numbers.setdefault(prefix, len(numbers))
@@ -80,7 +94,8 @@ class RoutingTap:
             block.on_route = before
         self._blocks.clear()
         self._set_on_choices(None)
-        self.end_pass()
+        if self._rounds is not None:
+            self._rounds.on_choices = None
 
     def begin_pass(self) -> None:
         """Begin a pass. Choices outside of passes, such as those of drafts, are not taken."""
@@ -116,6 +131,10 @@ class RoutingTap:
     def _take_layer(self, number: int, before: OnRoute | None, topk_ids: Array, hidden: Array | None) -> None:
         if before is not None:
             before(topk_ids, hidden)
+        if self._is_in_pass:
+            self._layers[number].append(topk_ids)
+
+    def _take_round(self, number: int, topk_ids: Array) -> None:
         if self._is_in_pass:
             self._layers[number].append(topk_ids)
 

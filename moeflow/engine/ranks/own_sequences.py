@@ -6,7 +6,7 @@ its rank as long as it keeps its KV blocks, because only that rank has its keys 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -48,7 +48,9 @@ class OwnSequencesForward:
 
     def __init__(self, model: LanguageModel, kv: KVStorage, rounds: TokenRounds) -> None:
         """Take a model whose experts are in these rounds."""
-        self._model, self._kv, self._rounds = model, kv, rounds
+        self.rounds = rounds
+        self.row_order: Tensor | None = None  # [T], of the last pass whose choices were reported: its rows by rank
+        self._model, self._kv = model, kv
         self._like = torch.empty(0, model.config.hidden_size, dtype=model.dtype)
         self._owners = SequenceOwners(rounds.group.size)
 
@@ -59,11 +61,13 @@ class OwnSequencesForward:
     @torch.inference_mode()
     def run(self, given: PassInput) -> Iterator[Tensor]:
         """See `Forward`. Blocks: until the other ranks are through, too."""
-        group, owners = self._rounds.group, self._owners.of(given)
+        group, owners = self.rounds.group, self._owners.of(given)
         own = given.of_sequences([place for place, owner in enumerate(owners) if owner == group.rank])
-        self._rounds.begin(_layers_with_tokens(given, self._model.config, self._kv.block_size))
+        if self.rounds.on_choices is not None:
+            self.row_order = torch.tensor(_rows_by_rank(given, owners, range(len(given.token_ids))))
+        self.rounds.begin(_layers_with_tokens(given, self._model.config, self._kv.block_size))
         hidden = self._model(*own.tensors(self._kv, _DEVICE)) if own.token_ids else self._like
-        self._rounds.end()
+        self.rounds.end()
         results = rows_of(hidden, own.result_rows())
         return self._in_groups(given, owners, group.all_gather("results", results))
 
@@ -72,11 +76,15 @@ class OwnSequencesForward:
 
     def _in_groups(self, given: PassInput, owners: list[int], results: list[Tensor]) -> Iterator[Tensor]:
         """Yield the hidden states of each group of rows, from those of each rank's rows, which ascend."""
-        rank_of = [owner for owner, number in zip(owners, given.num_tokens, strict=True) for _ in range(number)]
-        rows = given.result_rows()
-        by_rank = torch.tensor(sorted(rows, key=lambda row: (rank_of[row], row)), dtype=torch.int64)
+        by_rank = torch.tensor(_rows_by_rank(given, owners, given.result_rows()), dtype=torch.int64)
         hidden = torch.cat(results)[by_rank.argsort()]
         return given.results(hidden)
+
+
+def _rows_by_rank(given: PassInput, owners: list[int], rows: Sequence[int]) -> list[int]:
+    """Return rows of a pass, ascending within each rank, and rank by rank."""
+    rank_of = [owner for owner, number in zip(owners, given.num_tokens, strict=True) for _ in range(number)]
+    return sorted(rows, key=lambda row: (rank_of[row], row))
 
 
 def _layers_with_tokens(given: PassInput, shape: ModelConfig, block_size: int) -> range:

@@ -7,7 +7,7 @@ rank's own sequences. Every token travels once, with its experts and their weigh
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -37,6 +37,8 @@ class TokenRounds:
     def __init__(self, group: Group, hidden_size: int, top_k: int) -> None:
         """Take the ranks, and the sizes of a token and of its choice."""
         self.group = group
+        # Receives the choices of a layer with experts, [T, K] of the tokens of all ranks, rank by rank.
+        self.on_choices: Callable[[int, Tensor], None] | None = None
         self._nothing = torch.empty(0, hidden_size), torch.empty(0, top_k, dtype=torch.int64), torch.empty(0, top_k)
         self._layers: list[OwnTokens] = []
         self._coming: deque[int] = deque()
@@ -80,6 +82,8 @@ class OwnTokens(ExpertWeights):
         group = self._rounds.group
         choices = torch.cat([topk_ids.int(), topk_weights.view(torch.int32)], dim=1)
         all_ids, all_weights = torch.cat(group.all_gather(f"choices {self._name}", choices)).chunk(2, dim=1)
+        if self._rounds.on_choices is not None:
+            self._rounds.on_choices(self._layer, all_ids)
         rows = group.all_gather(f"tokens {self._name}", hidden)
         weights = all_weights.contiguous().view(torch.float32)
         return self._experts.own_sums(torch.cat(rows), all_ids.long(), weights, [len(part) for part in rows])
