@@ -30,6 +30,7 @@ _TRACE_HEADERS = ("traceparent", "tracestate")
 _PATH_CHARACTERS = 200  # that are logged
 _ERROR_CHARACTERS = 500
 _PROBES = frozenset(("/health", "/ready", "/version", "/api/version", "/metrics", "/stats", "/stats/experts"))
+_POLLED = frozenset(("/v1/batches",))  # of the API: the page reads it again and again
 _ID_HEADERS = (b"x-request-id", b"request-id")  # as OpenAI's clients read it, and Anthropic's
 _LEFT_OUT_HEADER = b"x-moeflow-left-out"
 _KEY = "moeflow.request_record"  # in the scope
@@ -128,7 +129,8 @@ class RequestRecord:
         """How much the line matters: probes and the page's files least."""
         if self.method == "OPTIONS" and (self.status or 0) < 400:
             return logging.DEBUG  # browsers ask so before a request of another origin
-        is_read = self.method in ("GET", "HEAD") and not self.path.startswith(API_PREFIXES)
+        is_quiet = self.path in _POLLED or not self.path.startswith(API_PREFIXES)
+        is_read = self.method in ("GET", "HEAD") and is_quiet
         if self.path in _PROBES or (is_read and (self.status or 0) < 400):
             return logging.DEBUG
         has_failed_late = (self.error is not None and (self.status or 0) < 400) or (self.work and self.work.failure)

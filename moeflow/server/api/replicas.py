@@ -65,7 +65,7 @@ async def get_replicas(
     client = _client_of(service, model)
     return Replicas(
         num_replicas=0 if client is None else _count(client),
-        scale_refusal=change_refusal(service.config) or _fixed_reason(client),
+        scale_refusal=_fixed_reason(client) or change_refusal(service.config),
         fronts=[FrontAnswer(**asdict(front)) for front in service.fronts()],
     )
 

@@ -14,12 +14,12 @@ from moeflow.server.errors import ApiError
 from moeflow.server.guard.origins import is_ours
 from moeflow.server.request_log import record_of
 
-NO_KEY = "This server has no API key. Start it with MOEFLOW_API_KEY=SECRET or --api-keys-file FILE"
+_WITH_KEY = "start it with `MOEFLOW_API_KEY=SECRET moeflow serve ...`, or with `--api-keys-file FILE`"
 
 
 def change_refusal(config: ServerConfig) -> str:
     """Return why nobody may change anything, with the remedy; "" where a key is enough."""
-    return "" if config.needs_key else f"Changes need an API key. {NO_KEY}"
+    return "" if config.needs_key else f"Changes need an API key, which this server lacks: {_WITH_KEY}"
 
 
 def may_change(request: Request) -> None:
@@ -38,8 +38,8 @@ def may_read(request: Request) -> None:
     if config.needs_key:
         _require_key(request)
     elif not _is_for_this_machine(config):
-        reason = "Other machines may read this only with an API key"
-        raise ApiError(403, "api_key_needed", f"{reason}. {NO_KEY}")
+        message = f"To let other machines read this, the server needs an API key: {_WITH_KEY}"
+        raise ApiError(403, "api_key_needed", message)
 
 
 def _config_of(request: Request) -> ServerConfig:

@@ -17,13 +17,14 @@ export class ApiError extends Error {
 async function request(path, { apiKey, body, signal } = {}) {
   const headers = {};
   if (apiKey) headers["Authorization"] = `Bearer ${apiKey}`;
-  if (body) headers["Content-Type"] = "application/json";
+  const isForm = body instanceof FormData; // the browser adds its type
+  if (body && !isForm) headers["Content-Type"] = "application/json";
   let response;
   try {
     response = await fetch(path, {
       method: body ? "POST" : "GET",
       headers,
-      body: body && JSON.stringify(body),
+      body: isForm ? body : body && JSON.stringify(body),
       signal,
       cache: "no-store",
     });
@@ -59,6 +60,12 @@ async function readError(response) {
 export async function askJson(path, options) {
   const response = await request(path, options);
   return response.json();
+}
+
+/** Ask for a file, as a Blob. */
+export async function askBlob(path, options) {
+  const response = await request(path, options);
+  return response.blob();
 }
 
 /** Yield the chunks of one streamed answer. Leaving the loop early closes the connection. `onBegin(id)` gets the

@@ -1,6 +1,6 @@
 // The page's wiring: which control does what.
 
-import { askJson } from "./api.js";
+import { askBlob, askJson } from "./api.js";
 import { Chat } from "./chat/chat.js";
 import { offerBottom } from "./chat/scroll.js";
 import { ModelStatuses } from "./compare/model_statuses.js";
@@ -83,9 +83,9 @@ const serverView = new ServerView(server, {
   lastAnswer: () => chat.lastMeasured,
 });
 
-// For views: ask(path, options) returns JSON, with the key sent and the chosen model named by `?model=`; announce(text)
-// is for screen readers; open(id, argument) shows a view.
-const inspector = new Inspector(at("inspector"), at("open-inspector"), { ask, server, chat, announce, copy });
+// For views: ask(path, options) returns JSON, with the key sent and the chosen model named by `?model=`; askFile returns
+// a Blob; announce(text) is for screen readers; open(id, argument) shows a view.
+const inspector = new Inspector(at("inspector"), at("open-inspector"), { ask, askFile, server, chat, announce, copy });
 
 // ---- showing
 
@@ -155,6 +155,11 @@ function ask(path, options) {
   const url = new URL(path, document.baseURI);
   if (models.name) url.searchParams.set("model", models.name);
   return askJson(url, { ...options, apiKey: apiKey() });
+}
+
+/** Ask the server for a file. */
+function askFile(path, options) {
+  return askBlob(path, { ...options, apiKey: apiKey() });
 }
 
 // ---- doing
@@ -309,7 +314,7 @@ for (const part of [chat, composer]) {
   part.addEventListener("refuse", (event) => complain(event.detail));
 }
 server.addEventListener("change", () => serverView.show());
-server.addEventListener("ready", updateModels);
+for (const news of ["ready", "models"]) server.addEventListener(news, updateModels);
 models.addEventListener("choose", () => library.goOnWith(models.name));
 models.addEventListener("change", () => {
   showModel();

@@ -61,43 +61,8 @@ export function modelFacts(model) {
   ];
 }
 
-/** What each of several processes that share a model has, terms and details; empty if there is only one. */
-export function rankFacts(stats) {
-  return (stats?.ranks ?? []).map((rank, number) => [`Rank ${number}`, rankText(rank)]);
-}
-
-function rankText(rank) {
-  const parts = [
-    ...(rank.host ? [`on ${rank.host}`] : []),
-    ...(rank.num_layers ? [`layers ${rank.first_layer} to ${rank.first_layer + rank.num_layers - 1}`] : []),
-    ...(rank.num_experts ? [`${rank.num_experts} experts`] : []),
-    `busy ${rank.busy_s_total.toFixed(1)} s`,
-    `waited ${rank.waited_s_total.toFixed(1)} s`,
-    ...(rank.is_slow ? ["slow: the others wait for it"] : []),
-  ];
-  return parts.join(" · ");
-}
-
-/** How each of several engines is, terms and details; empty if there is only one. */
-export function replicaFacts(stats) {
-  if (!stats || stats.replicas.length < 2) return [];
-  return stats.replicas.map((replica, number) => [`Replica ${number}`, replicaText(replica)]);
-}
-
-function replicaText(replica) {
-  const where = replica.host ? [`on ${replica.host}`] : [];
-  if (replica.state !== "ready") return [replica.activity || replica.state, ...where].join(" · ");
-  const parts = [
-    ...where,
-    ...(replica.is_slow ? ["slow"] : []),
-    `${replica.num_running} running`,
-    `${replica.tokens_per_second.toFixed(0)} tokens/s`,
-    `KV cache ${kvText(replica)}`,
-  ];
-  return parts.join(" · ");
-}
-
-function kvText(stats) {
+/** The share of the KV cache that requests hold. */
+export function kvText(stats) {
   return stats?.kv_blocks_total ? `${Math.round((100 * stats.kv_blocks_used) / stats.kv_blocks_total)}%` : NONE;
 }
 

@@ -1,6 +1,6 @@
 // Shows the server's state: a notice of problems, the model and its facts, the row of live numbers.
 
-import { contextTitle, drawExperts, listFacts, liveNumbers, modelFacts, modelLine, rankFacts, replicaFacts, welcomeText } from "./facts.js";
+import { contextTitle, drawExperts, listFacts, liveNumbers, modelFacts, modelLine, welcomeText } from "./facts.js";
 import { setText } from "./set_text.js";
 import { tr } from "./translate.js";
 
@@ -12,7 +12,6 @@ export class ServerView {
   constructor(server, { hasKey, lastAnswer }) {
     Object.assign(this, { server, hasKey, lastAnswer });
     this.shownModel = null; // which one, and when it was loaded
-    this.statsShown = null;
   }
 
   show() {
@@ -65,15 +64,5 @@ export class ServerView {
     const answer = this.lastAnswer();
     for (const [name, text] of Object.entries(liveNumbers(stats, answer))) setText(at(`number-${name}`), text);
     at("number-context").title = contextTitle(stats?.model, answer?.usage);
-    if (stats === this.statsShown) return;
-    this.statsShown = stats;
-    // Several engines side by side, processes that share the model: only where there are.
-    showSection("replicas", "replica-facts", replicaFacts(stats));
-    showSection("ranks", "rank-facts", rankFacts(stats));
   }
-}
-
-function showSection(section, list, facts) {
-  at(section).hidden = facts.length === 0;
-  listFacts(at(list), facts);
 }

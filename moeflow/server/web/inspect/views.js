@@ -9,4 +9,8 @@
 export const VIEWS = [
   { id: "experts", title: "Experts", load: () => import("./experts/experts_view.js") },
   { id: "requests", title: "Requests", load: () => import("./requests/requests_view.js") },
+  { id: "jobs", title: "Jobs", load: () => import("./jobs/jobs_view.js") },
+  { id: "models", title: "Models", load: () => import("./models/models_view.js") },
+  { id: "machines", title: "Machines", load: () => import("./machines/machines_view.js") },
+  { id: "log", title: "Log", load: () => import("./log/log_view.js") },
 ];
