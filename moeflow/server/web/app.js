@@ -2,6 +2,8 @@
 
 import { askBlob, askJson } from "./api.js";
 import { Chat } from "./chat/chat.js";
+import { ContextMeter } from "./chat/context_meter.js";
+import { MeterView } from "./chat/meter_view.js";
 import { offerBottom } from "./chat/scroll.js";
 import { ModelStatuses } from "./compare/model_statuses.js";
 import { SecondModel } from "./compare/second_model.js";
@@ -14,6 +16,7 @@ import { Inspector } from "./inspect/inspector.js";
 import { ModelChoice } from "./models.js";
 import { PresetChoice } from "./presets/preset_choice.js";
 import { PresetManager } from "./presets/preset_manager.js";
+import { Prompts } from "./prompts/prompts.js";
 import { ServerView } from "./server_view.js";
 import { setText } from "./set_text.js";
 import { Settings } from "./settings.js";
@@ -49,8 +52,13 @@ const head = new HeadView(at("conversation-head"), settings.presets, () => chat.
 });
 const presetChoice = new PresetChoice(at("preset"), settings.presets, usePreset);
 const presetManager = new PresetManager(at("preset-manager"), settings.presets, { current: () => settings.preset, choose: usePreset, announce });
+const meter = new ContextMeter(new MeterView(at("context-meter"), at("context-warning")), {
+  ...{ chat, apiKey, draft: () => composer.draft, isOneOfSeveral: () => models.names.length > 1 },
+  facts: () => (server.state === "ready" && server.model?.name === model() ? server.model : null),
+});
 let tryAgain; // the dialog, once it is needed
 const composer = new Composer(at("prompt-form"), () => Boolean(chat.running) && !library.opening);
+const prompts = new Prompts(at, composer, announce);
 const library = new Library(chat, store, showConversations);
 const conversations = new HistoryView(at("history"), at("open-history"), store, {
   current: () => chat.conversation,
@@ -64,6 +72,7 @@ const theme = new ThemeChoice(at("theme"));
 const shortcuts = new Shortcuts(at("shortcuts"), [
   { keys: "Enter", label: "Send the message" },
   { keys: "Shift+Enter", label: "Start a new line" },
+  { keys: "/", label: "Insert a prompt" },
   { keys: "Escape", label: "Stop the answer, or go to the message", action: () => (chat.running ? stop() : composer.focus()) },
   { keys: "Control+Shift+O", label: "New conversation", action: begin },
   { keys: "Control+Shift+S", label: "Conversations", action: () => conversations.toggle() },
@@ -74,6 +83,7 @@ const shortcuts = new Shortcuts(at("shortcuts"), [
   { keys: "Control+Shift+M", label: "Ask a second model too, or one only", action: () => second.press() },
   { keys: "Control+Shift+E", label: "Edit the last question", action: () => pressLast(".edit") },
   { keys: "Control+Shift+U", label: "System prompt of this conversation", action: () => head.edit() },
+  { keys: "Control+Shift+L", label: "Prompts", action: () => prompts.manage() },
   { keys: "Control+Shift+X", label: "Inspector", action: () => inspector.toggle() },
   { keys: "Control+,", label: "Settings", action: openSettings },
   { keys: "Control+/", label: "Keyboard shortcuts", action: () => shortcuts.show() },
@@ -94,6 +104,8 @@ function showChat() {
   at("send").hidden = Boolean(chat.running);
   at("stop").hidden = !chat.running;
   serverView.showNumbers();
+  if (chat.running) meter.showAnswer(); // at every frame
+  else meter.update();
 }
 
 /** Show what the open conversation is held with. */
@@ -102,6 +114,7 @@ function showSettings() {
   head.show();
   presetChoice.show(settings.preset);
   presetManager.show();
+  meter.update();
 }
 
 function showConversations() {
@@ -253,6 +266,7 @@ async function clearAll() {
   if (!confirm("Clear all conversations, the settings and the API key from this browser?")) return;
   await library.clear();
   settings.presets.reset();
+  prompts.list.reset();
   theme.reset();
   storedKey.remove();
   forgetAll();
@@ -277,6 +291,7 @@ onClick("new-conversation", begin);
 onClick("open-settings", openSettings);
 onClick("reset-settings", () => settings.reset());
 settings.presets.addEventListener("change", showSettings);
+onClick("open-prompts", () => prompts.manage());
 onClick("open-shortcuts", () => shortcuts.show());
 onClick("clear-all", clearAll);
 for (const button of at("examples").querySelectorAll("button")) {
@@ -298,7 +313,10 @@ chat.addEventListener("end", ({ detail: answers }) => {
   // Of two answers, the user first chooses one to go on with.
   composer.answerEnded(answers.length === 1 && answers[0].state === "done" && !library.opening);
 });
-chat.addEventListener("begin", () => statuses.watch());
+chat.addEventListener("begin", () => {
+  statuses.watch();
+  meter.update();
+});
 chat.addEventListener("goOn", () => {
   second.toggle(false);
   showModel();
@@ -313,7 +331,11 @@ for (const part of [chat, composer]) {
   part.addEventListener("announce", (event) => announce(event.detail));
   part.addEventListener("refuse", (event) => complain(event.detail));
 }
-server.addEventListener("change", () => serverView.show());
+server.addEventListener("change", () => {
+  serverView.show();
+  meter.update();
+});
+composer.addEventListener("change", () => meter.update());
 for (const news of ["ready", "models"]) server.addEventListener(news, updateModels);
 models.addEventListener("choose", () => library.goOnWith(models.name));
 models.addEventListener("change", () => {

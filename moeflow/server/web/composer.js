@@ -1,5 +1,5 @@
 // Where messages are written: the box, attached files, and the one message that waits while an answer is written.
-// Emits "send" with { content, files } in `detail` when one is to go out. Emits "refuse" with the reason why files were
+// Emits "change" when the message in the box is another, and "send" with { content, files } in `detail` when one is to go out. Emits "refuse" with the reason why files were
 // refused ("": it no longer holds), and "announce" with a text for screen readers.
 
 import { readTextFile } from "./files.js";
@@ -168,6 +168,7 @@ export class Composer extends EventTarget {
   }
 
   showFiles() {
+    this.dispatchEvent(new Event("change"));
     this.fileList.hidden = this.files.length === 0;
     this.fileList.replaceChildren(...this.files.map((file) => this.fileItem(file)));
   }
@@ -187,7 +188,20 @@ export class Composer extends EventTarget {
     return item;
   }
 
+  /** Put a text in the place of a part of the message. */
+  insert(text, start, end) {
+    this.box.setRangeText(text, start, end, "end");
+    this.fit();
+    this.focus();
+  }
+
+  /** The message in the box, as it is now. */
+  get draft() {
+    return { content: this.box.value.trim(), files: this.files };
+  }
+
   fit() {
+    this.dispatchEvent(new Event("change"));
     this.box.style.height = "auto";
     this.box.style.height = `${this.box.scrollHeight}px`;
   }

@@ -92,20 +92,7 @@ export function liveNumbers(stats, answer) {
     running: stats ? String(stats.num_running) : NONE,
     queue: stats ? String(stats.num_waiting) : NONE,
     kv: kvText(stats),
-    context: contextText(stats?.model, answer?.usage),
   };
-}
-
-/** How much of the model's context the conversation takes. */
-function contextText(model, usage) {
-  if (!model || !usage) return NONE;
-  return `${Math.ceil((100 * usage.total_tokens) / model.max_model_len)}%`;
-}
-
-/** The same in tokens. */
-export function contextTitle(model, usage) {
-  if (!model || !usage) return "";
-  return `${usage.total_tokens.toLocaleString("en")} of ${model.max_model_len.toLocaleString("en")} tokens`;
 }
 
 /** One finished answer's numbers, for the line under it. */

@@ -1,6 +1,6 @@
 // Shows the server's state: a notice of problems, the model and its facts, the row of live numbers.
 
-import { contextTitle, drawExperts, listFacts, liveNumbers, modelFacts, modelLine, welcomeText } from "./facts.js";
+import { drawExperts, listFacts, liveNumbers, modelFacts, modelLine, welcomeText } from "./facts.js";
 import { setText } from "./set_text.js";
 import { tr } from "./translate.js";
 
@@ -63,6 +63,5 @@ export class ServerView {
     const stats = server.state === "ready" ? server.stats : null;
     const answer = this.lastAnswer();
     for (const [name, text] of Object.entries(liveNumbers(stats, answer))) setText(at(`number-${name}`), text);
-    at("number-context").title = contextTitle(stats?.model, answer?.usage);
   }
 }

@@ -7,8 +7,8 @@ const PER_MESSAGE = 32; // tokens that a chat template may put around a message,
 
 /** Return `messages` without the oldest turns that do not fit, and their number.
  *  `tokenLimit`: of the context; `maxTokens`: of the answer, or undefined; `fields`: others of the request. Throws what the server's tokenizer throws. */
-export async function fitContext(messages, { tokenLimit, maxTokens = Infinity, ...options }) {
-  const room = tokenLimit - Math.min(maxTokens, Math.floor(tokenLimit * RESERVED_SHARE));
+export async function fitContext(messages, { tokenLimit, maxTokens, ...options }) {
+  const room = tokenLimit - answerRoom(tokenLimit, maxTokens);
   if (mostTokens(messages) <= room) return { messages, numLeftOut: 0 };
   const numTurns = messages.filter((message) => message.role === "user").length;
   const fits = async (numLeftOut) => (await countTokens(without(messages, numLeftOut), options)) <= room;
@@ -19,6 +19,11 @@ export async function fitContext(messages, { tokenLimit, maxTokens = Infinity, .
     else least = middle + 1;
   }
   return { messages: without(messages, least), numLeftOut: least };
+}
+
+/** How many tokens of the context are kept free for an answer of at most `maxTokens`. */
+export function answerRoom(tokenLimit, maxTokens = Infinity) {
+  return Math.min(maxTokens, Math.floor(tokenLimit * RESERVED_SHARE));
 }
 
 function without(messages, numTurns) {
@@ -32,7 +37,8 @@ function mostTokens(messages) {
   return messages.reduce((sum, { content }) => sum + encoder.encode(content).length + PER_MESSAGE, 0);
 }
 
-async function countTokens(messages, { fields, ...options }) {
+/** The number of tokens of messages as the model sees them. `fields`: others of the request. */
+export async function countTokens(messages, { fields, ...options }) {
   const { count } = await askJson("tokenize", { ...options, body: { ...fields, messages } });
   return count;
 }
