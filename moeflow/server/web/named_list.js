@@ -10,10 +10,10 @@ const VERSION = 1;
 /** Emits "change" when the list is another, here or in another tab. */
 export class NamedList extends EventTarget {
   /** `kind` names the list in the storage and in files. `check(item)` returns the content of an item without its id and
-   *  name, as far as it is known here, or throws an Error whose message is for the user. */
-  constructor(kind, check) {
+   *  name, as far as it is known here, or throws an Error whose message is for the user. No item gets a name of `reserved`. */
+  constructor(kind, check, reserved = []) {
     super();
-    Object.assign(this, { kind, check });
+    Object.assign(this, { kind, check, reserved });
     this.stored = new Stored("localStorage", kind);
     this.stored.onChange(() => this.tell());
   }
@@ -49,7 +49,8 @@ export class NamedList extends EventTarget {
 
   /** The name, or with a number behind it, so that no item but that with the id `id` has it. */
   freeName(name, id = null) {
-    const taken = new Set(this.all.filter((item) => item.id !== id).map((item) => item.name));
+    const others = this.all.filter((item) => item.id !== id);
+    const taken = new Set([...this.reserved, ...others.map((item) => item.name)]);
     let free = name;
     for (let number = 2; taken.has(free); number += 1) free = `${name} ${number}`;
     return free;

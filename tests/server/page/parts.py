@@ -38,6 +38,12 @@ def number(page: Page, name: str) -> Locator:
     return page.locator(".numbers div").filter(has_text=name).locator("dd")
 
 
+def tokens(page: Page, name: str) -> Locator:
+    """How much of the context a part takes; that of "Context" is the sum."""
+    part = page.locator("#context-meter dl div").filter(has=page.get_by_role("term").get_by_text(name, exact=True))
+    return part.locator("dd")
+
+
 def send(page: Page, text: str) -> None:
     prompt_box(page).fill(text)
     button(page, "Send").click()

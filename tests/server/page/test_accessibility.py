@@ -6,7 +6,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from tests.server.page.parts import button, history, send_and_wait, turns
+from tests.server.fleet import make_fleet
+from tests.server.page.parts import button, history, open_settings, prompt_box, send, send_and_wait, turns
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -32,7 +33,7 @@ def violations(page) -> dict[str, list[str]]:
     return {rule["id"]: [node["html"][:200] for node in rule["nodes"]] for rule in found}
 
 
-@pytest.mark.parametrize(
+in_all_looks = pytest.mark.parametrize(
     "options",
     [
         {"color_scheme": "light"},
@@ -41,6 +42,9 @@ def violations(page) -> dict[str, list[str]]:
     ],
     ids=["light", "dark", "phone"],
 )
+
+
+@in_all_looks
 def test_axe_finds_nothing(app, serve, open_page, say, engine, options):
     page = open_page(serve(app), reduced_motion="reduce", **options)
     expect(page.get_by_role("heading", name="fake-model")).to_be_visible()
@@ -67,6 +71,40 @@ def test_axe_finds_nothing(app, serve, open_page, say, engine, options):
     assert violations(page) == {}
     button(page, "Keyboard shortcuts").click()
     assert violations(page) == {}
+
+
+@in_all_looks
+def test_axe_finds_nothing_in_what_a_chat_is_held_with(tokenizer, serve, open_page, options):
+    page = open_page(serve(make_fleet(tokenizer).app), reduced_motion="reduce", **options)
+    button(page, "Ask a second model too").click()
+    send_and_wait_for_both(page, "Hello?")
+    page.get_by_text("System prompt:").click()
+    assert violations(page) == {}
+    page.keyboard.press("Control+Shift+L")
+    page.get_by_label("Name of the prompt").fill("Translate")
+    page.get_by_label("Text of the prompt").fill("Translate: {{text}}")
+    button(page, "Save prompt").click()
+    assert violations(page) == {}
+    button(page, "Close").last.click()
+    prompt_box(page).press_sequentially("/")
+    expect(page.locator("#prompt-menu [aria-selected=true]")).to_contain_text("Translate")
+    assert violations(page) == {}
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("text", exact=True)).to_be_focused()
+    assert violations(page) == {}
+    button(page, "Cancel").click()
+    page.locator(".comparison-foot").get_by_role("button", name="Try other settings…").click()
+    page.locator("#try-again").get_by_text("More sampling").click()
+    assert violations(page) == {}
+    button(page, "Cancel").click()
+    open_settings(page)
+    page.get_by_text("Manage presets").click()
+    assert violations(page) == {}
+
+
+def send_and_wait_for_both(page, text):
+    send(page, text)
+    expect(page.locator(".attempt .measured").get_by_text("tokens in")).to_have_count(2)
 
 
 @pytest.mark.parametrize(("theme", "scheme"), [("Dark", "light"), ("Light", "dark")])

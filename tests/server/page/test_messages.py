@@ -9,12 +9,12 @@ from tests.server.page.parts import (
     answer,
     button,
     history,
-    number,
     prompt_box,
     retry_button,
     send,
     send_and_wait,
     stream,
+    tokens,
     turns,
 )
 
@@ -200,12 +200,20 @@ def test_the_first_turns_are_left_out_when_the_context_is_full(page, say, engine
     say("a" * 900)
     for count in range(1, 4):
         send_and_wait(page, f"Question {count}?")
-    expect(number(page, "Context")).to_have_text("69%")
-    expect(number(page, "Context")).to_have_attribute("title", "2,797 of 4,096 tokens")
+    frame = len("<|user|><|assistant|>")  # a token is a byte
+    earlier = 3 * (frame + len("Question 1?") + 900)
+    expect(tokens(page, "Earlier turns")).to_have_text(f"{earlier:,}")
+    expect(tokens(page, "Context")).to_have_text(f"{earlier + frame:,} of 4,096 tokens")
+    expect(page.locator("#context-warning")).to_contain_text("The context is nearly full")
     expect(page.locator(".left-out:visible")).to_have_count(0)
     button(page, "Settings").click()
     page.get_by_label("Max tokens", exact=True).fill("1000")
     button(page, "Done").click()
+    prompt_box(page).fill("x" * 1400)
+    expect(tokens(page, "This message")).to_have_text("1,400")
+    expect(page.locator("#context-warning")).to_have_text(
+        "The context is full: the model will not see the first 2 questions and their answers."
+    )
     send_and_wait(page, "x" * 1400)
     shown = turns(page).last.get_by_text("The context is full")
     expect(shown).to_have_text("The context is full: the model no longer saw the first 2 questions and their answers.")

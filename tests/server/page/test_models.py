@@ -66,7 +66,7 @@ def test_one_of_several_models_can_be_chosen(page, asked, fleet):
     send_and_wait(page, "Hello?")
     send_and_wait(page, "Hello again?" * 15)  # the context is nearly full: the server counts
     assert asked == ["b", "b", "b"]
-    assert counted == ["b"]
+    assert set(counted) == {"b"}  # also for the meter of the context: to count with another would load it
     button(page, "New conversation").click()
     choice(page).select_option("c")
     page.go_back()

@@ -24,7 +24,7 @@ export class Chat extends EventTarget {
   constructor({ log, server, settings, store, apiKey, model, factsOf, statusOf, secondModel, onCopy, onRetryWith, onWhy }) {
     super();
     Object.assign(this, { log, server, settings, store, apiKey, model, factsOf, statusOf, secondModel });
-    this.conversation = new Conversation();
+    this.conversation = this.newConversation();
     this.running = null; // AbortController of the answers being written
     this.compared = new Set(); // ids of the prompts whose answers are shown side by side
     this.views = [];

@@ -57,7 +57,7 @@ export class HeadView {
   showLine() {
     const { preset } = this.current();
     const text = this.text.trim();
-    const source = this.hasOwn ? tr("this conversation’s own") : tr("of the preset {name}", { name: this.presets.name(preset) });
+    const source = this.hasOwn ? tr("of this conversation") : tr("of the preset {name}", { name: this.presets.name(preset) });
     const isFolded = !this.details.open && text;
     setText(this.line, text || this.hasOwn ? `${source}${isFolded ? ` · ${shortened(text)}` : ""}` : tr("the model’s own"));
     this.back.hidden = !this.hasOwn;

@@ -11,7 +11,7 @@ export class Presets extends EventTarget {
   /** `check(values)` returns the values without those that are out of range. */
   constructor(check) {
     super();
-    this.list = new NamedList("presets", ({ values }) => ({ values: check(values) }));
+    this.list = new NamedList("presets", ({ values }) => ({ values: check(values) }), [tr("Default")]);
     this.defaults = new Stored("localStorage", "settings");
     this.chosen = new Stored("localStorage", "preset"); // the id of the one for new conversations
     this.list.addEventListener("change", () => this.tell());
