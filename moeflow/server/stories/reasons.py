@@ -109,7 +109,7 @@ def _prompt(story: Story, duration_s: float) -> Reason:
 def _decode(story: Story, duration_s: float) -> Reason:
     values = {"count": str(story.completion_tokens), "time": seconds(duration_s)}
     if story.tokens_per_s is None:
-        return _reason("The engine took {time} for {count} tokens of the answer.", **values)
+        return _reason("The answer ended {time} after its first token.", time=seconds(duration_s))
     values |= {"speed": f"{story.tokens_per_s:.1f}"}
     gap_s, mean_s = story.slowest_gap_s or 0.0, duration_s / story.completion_tokens
     if gap_s > max(_LONG_GAP * mean_s, LEAST_SHARE * story.total_s):
