@@ -64,7 +64,7 @@ async def list_stories(
     state: Annotated[Literal["running", "done", "stopped", "failed"] | None, Query()] = None,
     model: Annotated[str | None, Query(description="Name of the model; default: all.")] = None,
 ) -> Any:
-    """Return what is known of the running requests and of the last 200 others."""
+    """Return the stories of the running requests and of the last 200 others."""
     name = None if model is None else service.models.find(model).name
     stories = listed(service, record_of(request.scope), await service.stories.all())
     chosen = [it for it in stories if state in (None, it.state) and name in (None, it.model)]

@@ -10,12 +10,12 @@ from moeflow.server.request_log import GeneratedWork
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """One part of a request's time.
+    """One part of a request's time, by its name.
 
-    Names: "received" (until it was admitted: its body is read, its model loaded if need be), "tokenized" (and its
-    grammar compiled), "queued" (in the engine), "prompt" (until the first token), "decode" (until the last one), "sent"
-    (until the client has the answer). The engine's first output tells how long a request was queued: before it,
-    "waiting" is queue and prompt.
+    "received" lasts until the request is admitted: its body is read, its model loaded if need be. "tokenized" ends when
+    the engine gets the request, "queued" with its first pass, "prompt" with its first token. "decode" lasts until the
+    last token, and "sent" until the client has the answer. The engine's first output tells how long a request was
+    queued: before it, "waiting" stands for queue and prompt.
     """
 
     name: str

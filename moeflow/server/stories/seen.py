@@ -1,4 +1,4 @@
-"""What the engines have seen of a request: its passes and its experts, as far as somebody watched."""
+"""Passes and experts of a request, as far as its engines observed them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from moeflow.text.tokenizer import Tokenizer
 
 NOT_LOADED: Final = "the model is not loaded any more."
 NOT_ANSWERED: Final = "the engine does not answer."
-NOT_WATCHED: Final = "nobody watched. Engines observe their passes while the inspector is open, and 60 s longer."
-PARTLY_WATCHED: Final = "nobody watched a part of its passes, so the numbers are those of the rest."
+NOT_WATCHED: Final = "its passes were not observed. Engines observe them while the inspector is open, and 60 s longer."
+PARTLY_WATCHED: Final = "a part of its passes was not observed, so the numbers are those of the rest."
 
 
 class Pass(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class Experts(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a request from its engines. None: nobody watched."""
+    """Facts about a request from its engines. None: they did not observe it."""
 
     passes: list[Pass] | None = None
     experts: Experts | None = None
@@ -54,7 +54,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     queued_s: float | None = None  # of the first sequence; known here before the first token
     replica: int | None = None  # the place of the engine in /stats
     host: str | None = None  # its machine; "": the server's
-    not_observed: str = ""  # what is missing, and why; empty: nothing is
+    not_observed: str = ""  # the missing part with the reason; empty: nothing is missing
 
 
 async def seen_of(served: ServedModel | None, story: Story) -> Seen:
@@ -173,7 +173,7 @@ def numbers_of(sequence_id: str) -> tuple[int, ...]:
 
 
 def _is_partial(story: Story, sequences: Sequence[SequenceSight]) -> bool:
-    """Return whether some tokens were computed while nobody watched. A sequence's last token is not computed."""
+    """Return whether some tokens were computed without being observed. A sequence's last token is not computed."""
     if len(sequences) < story.sequences:
         return True
     return any(

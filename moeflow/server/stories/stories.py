@@ -51,7 +51,7 @@ class Stories:
         return [story_of(record, is_over=False) for record in self._running.values()]
 
     async def all(self) -> list[Story]:
-        """Return what runs and what is kept; the request that came last is the first."""
+        """Return the stories of running and of finished requests; the request that came last is the first."""
         elsewhere = await asyncio.gather(*(running() for running in self._elsewhere))
         stories = [*self.running(), *self._finished]
         return sorted(sum(elsewhere, stories), key=lambda story: story.started_at, reverse=True)

@@ -1,4 +1,4 @@
-"""The story of one request: what it asked for, what it got, and where its time went. Plain data without any text.
+"""The story of one request: its counts, its end, and where its time went. Plain data without any text.
 
 Text of a prompt or an answer is never in it, except in an error's message.
 """

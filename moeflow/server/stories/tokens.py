@@ -25,7 +25,7 @@ class RoutedToken(msgspec.Struct, frozen=True):
 
     text: str  # characters that it completes: together they are the whole text
     role: Literal["prompt", "answer"]
-    experts: str | None  # base64 of uint16 [L, K]; None: not computed, or nobody watched
+    experts: str | None  # base64 of uint16 [L, K]; None: not computed, or not observed
 
 
 class RoutedTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class RoutedTokens(msgspec.Struct, frozen=True, kw_only=True):
 async def tokens_of(served: ServedModel | None, story: Story, number: int) -> RoutedTokens:
     """Return the tokens of a sequence of a request. Decoding takes place in a thread.
 
-    Raises: ApiError 404 if nobody watched it, or there is no such sequence.
+    Raises: ApiError 404 if it was not observed, or there is no such sequence.
     """
     if served is None or served.generator is None:
         raise ApiError(404, _CODE, f"The tokens are not known: {NOT_LOADED}")

@@ -103,7 +103,7 @@ def test_a_story_says_what_is_missing(app, serve, open_page, engine):
     send_and_wait(page, "Hello?")
     page.reload()
     why(page)
-    expect(view(page)).to_contain_text("nobody watched")
+    expect(view(page)).to_contain_text("not observed")
     button(page, "All requests").click()
     app.state.service.stories._finished.clear()
     turns(page).last.get_by_role("button", name="Why this speed?").click()

@@ -61,7 +61,7 @@ async def watch(http) -> None:
     _, path = await ask(http, max_tokens=1)
     story = await get(http, path)
     assert story["passes"] is story["experts"] is story["read_bytes"] is story["stall_s"] is None
-    assert "nobody watched" in story["not_observed"]
+    assert "not observed" in story["not_observed"]
 
 
 async def test_passes_and_experts_add_up(http):
@@ -158,4 +158,4 @@ async def test_without_watching_there_are_no_tokens(http):
     _, path = await ask(http)
     response = await http.get(f"{path}/tokens")
     assert (response.status_code, response.json()["error"]["code"]) == (404, "request_not_observed")
-    assert "nobody watched" in response.json()["error"]["message"]
+    assert "not observed" in response.json()["error"]["message"]

@@ -143,7 +143,7 @@ def test_so_are_other_requests_in_its_passes():
 
 
 def test_what_was_seen_in_part_is_none():
-    seen = Seen(passes=[one_pass(0.1, stall_s=1.0)], not_observed="nobody watched a part")
+    seen = Seen(passes=[one_pass(0.1, stall_s=1.0)], not_observed="a part of its passes was not observed")
     assert len(texts(story(decode=2.0), seen)) == 1
 
 

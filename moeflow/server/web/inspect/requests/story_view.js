@@ -24,7 +24,7 @@ export class StoryView {
     this.facts = make("dl", { className: "facts" });
     this.note = make("p", { className: "hint" });
     this.passes = new PassesChart();
-    this.experts = new TouchedExperts(() => open("experts", { request: this.story.id }));
+    this.experts = new TouchedExperts(() => open("experts", this.story.id));
     const drafts = document.getElementById("turn-template").content.querySelector(".drafts").cloneNode(true);
     this.trees = new TokenTreesView(drafts, copy);
     this.parts = {
