@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from moeflow.core.engine_messages import TokenOutput
+from moeflow.core.engine_messages import ModelInfo, TokenOutput
 from moeflow.core.observation import PassSight, RequestQuestion, RequestSight, SequenceSight
 from moeflow.server.served_model import ServedModel
 from moeflow.server.stories.story import Story
@@ -40,6 +40,7 @@ class Experts(msgspec.Struct, frozen=True):
 
     layers: list[int]  # numbers of the layers with routers
     num_experts: int
+    top_k: int  # that a token's router chooses
     counts: list[list[int]]  # of each layer, each expert
 
 
@@ -80,7 +81,7 @@ async def _told(served: ServedModel, story: Story, having: dict[int, RequestSigh
     replica, *others = having
     return Seen(
         passes=passes,
-        experts=_experts(having),
+        experts=_experts(served.info, having),
         token_trees=await _token_trees(served, min(sequences, key=lambda sequence: numbers_of(sequence.sequence_id))),
         read_bytes=sum(one.read_bytes for one in passes),
         stall_s=sum(one.stall_s for one in passes),
@@ -133,13 +134,14 @@ def _joined(shared: Pass, one: PassSight) -> Pass:
     )
 
 
-def _experts(having: dict[int, RequestSight]) -> Experts | None:
+def _experts(model: ModelInfo, having: dict[int, RequestSight]) -> Experts | None:
     """Return the sum over all sequences; None: the model has no experts."""
     sight = next(iter(having.values()))
     if not (sight.layers and sight.num_experts):
         return None
     counts = sum(np.frombuffer(it.counts, "<i8") for one in having.values() for it in one.sequences)
-    return Experts(sight.layers, sight.num_experts, np.reshape(counts, (-1, sight.num_experts)).tolist())
+    rows = np.reshape(counts, (-1, sight.num_experts)).tolist()
+    return Experts(sight.layers, sight.num_experts, model.lossy_top_k or model.top_k, rows)
 
 
 async def _token_trees(served: ServedModel, sequence: SequenceSight) -> list[DraftedPass] | None:

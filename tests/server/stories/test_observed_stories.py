@@ -78,7 +78,7 @@ async def test_passes_and_experts_add_up(http):
     assert all(a["start_s"] + a["duration_s"] <= b["start_s"] for a, b in pairwise(passes))
     assert passes[-1]["start_s"] + passes[-1]["duration_s"] <= story["total_s"]
     experts = story["experts"]
-    assert (experts["layers"], experts["num_experts"]) == ([*range(LAYERS)], EXPERTS)
+    assert (experts["layers"], experts["num_experts"], experts["top_k"]) == ([*range(LAYERS)], EXPERTS, TOP_K)
     rows = sum(one["tokens"] + one["drafted_tokens"] for one in passes)
     assert [sum(row) for row in experts["counts"]] == [rows * TOP_K] * LAYERS
 

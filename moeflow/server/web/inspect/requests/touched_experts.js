@@ -5,10 +5,10 @@ import { colours, Plot, setStyles } from "../canvas.js";
 import { make } from "../elements.js";
 import { count, percent } from "./format.js";
 
-const NUM_TOP = 8;
+const NUM_TOP = 5;
 const ROW_PX = 6;
 const MIN_HEIGHT_PX = 48;
-const HEADS = ["Layer", "Expert", "Tokens", "Share of the layer"];
+const HEADS = ["Layer", "Expert", "Tokens", "Share of all tokens"];
 
 export class TouchedExperts {
   /** `onShow()` shows them in the view of experts. */
@@ -23,10 +23,10 @@ export class TouchedExperts {
     this.element = make("div", {}, this.line, this.canvas, make("table", { className: "story-table" }, head, this.rows), button);
   }
 
-  /** `layers` are the numbers of the layers, `counts` the tokens of each expert in each of them. */
-  show({ layers, num_experts: numExperts, counts }) {
+  /** `layers` are the numbers of the layers, `counts` the tokens of each expert in each of them; a token has `topK`. */
+  show({ layers, num_experts: numExperts, top_k: topK, counts }) {
     this.counts = counts;
-    const cells = counts.flatMap((row, i) => row.map((tokens, expert) => ({ layer: layers[i], expert, tokens, share: tokens / (sum(row) || 1) })));
+    const cells = counts.flatMap((row, i) => row.map((tokens, expert) => ({ layer: layers[i], expert, tokens, share: (topK * tokens) / (sum(row) || 1) })));
     const touched = cells.filter(({ tokens }) => tokens).length;
     const text = tr("It touched {touched} of {all} experts of {layers} layers.", { touched: count(touched), all: count(layers.length * numExperts), layers: count(layers.length) });
     this.line.textContent = text;
