@@ -7,10 +7,10 @@ const TOPS = [2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256]; // ends of the scale
 const scale = MAKO.map((hex) => [0, 2, 4].map((at) => Number.parseInt(hex.slice(at, at + 2), 16)));
 const steps = Array.from({ length: NUM_STEPS }, (_, i) => between(i / (NUM_STEPS - 1)));
 
-/** For areas with dark text. Oklab distances are at least 0.09, also with REST and for eyes without red, green or blue
- *  cones. */
-export const AREAS = ["#617de6", "#b7c68b", "#ae6aa8", "#8ca507", "#facb39", "#d45666", "#8da7f7", "#d097b6"];
-export const REST = "#dddddd";
+/** For areas with dark text. Oklab distances are at least 0.08, also with REST and for eyes without red, green or blue
+ *  cones. The contrast with ON_AREA is at least 6. */
+export const AREAS = ["#7290fa", "#7bee98", "#a08dc3", "#c9a471", "#facb39", "#de7c00", "#39c3ae", "#b8b7f0"];
+export const REST = "#e6e6e6";
 export const ON_AREA = "#111111"; // text
 
 function between(place) {
