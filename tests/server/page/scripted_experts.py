@@ -58,6 +58,7 @@ class Script:
             "read_bytes": 2**30,
             "stall_s": 1.5,
             "not_counted": "",
+            "replicas": [],
         }
         return seen | self.changes
 

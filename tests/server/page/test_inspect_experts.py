@@ -155,6 +155,7 @@ def test_keys_reach_every_cell_and_choose_an_expert(inspected, script):
     chosen = [place for place in range(1, len(PROMPT + ANSWER) - 1) if 1 in script.chosen(1, place)]
     marked = tokens(page).evaluate_all("all => all.flatMap((it, i) => (it.classList.contains('is-chosen') ? [i] : []))")
     assert marked == chosen
+    assert violations(page) == {}
     expect(detail.get_by_role("listitem")).to_have_count(len({(PROMPT + ANSWER)[place] for place in chosen}))
     detail.get_by_role("button", name="Close").click()
     expect(detail).to_be_hidden()
@@ -196,16 +197,6 @@ def test_tokens_have_the_colours_of_their_experts(inspected, script):
     )
 
 
-def test_layers_play_like_a_film(inspected):
-    page = inspected()
-    expect(tokens(page)).to_have_count(len(PROMPT + ANSWER))
-    button(page, "Play").click()
-    slider = view(page).get_by_role("slider", name="Layer")
-    expect(slider).to_have_value("1")
-    expect(slider).to_have_value("2")
-    expect(button(page, "Play")).to_be_visible()  # it has ended
-
-
 def test_experts_from_disk_are_told_of_only_where_there_are_some(inspected, engine):
     page = inspected()
     expect(fact(page, "another machine")).to_have_text("2 experts (17%)")
@@ -237,28 +228,37 @@ def test_experts_from_disk_are_told_of_only_where_there_are_some(inspected, engi
         expect(fact(page, term)).to_contain_text(text)
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"num_experts": 0, "top_k": 0, "layers": []}, "scripted has no experts"),
-        ({"not_counted": "the other machine cannot count"}, "Tokens are not counted: the other machine cannot count"),
-        ({"is_counting": False}, "Counting begins with the next pass."),
-    ],
-    ids=["dense", "not counted", "just begun"],
-)
-def test_why_there_is_nothing_to_see(inspected, script, changes, text):
-    nothing = {"tokens": 0, "counts": []}
-    script.changes = {**changes, "total": nothing, "last_pass": nothing, "last_minute": nothing}
+def test_one_of_several_replicas(inspected, script):
+    idle = {"tokens": 0, "counts": [[0] * 4 for _ in range(3)]}
+    on_disk = {"residency": [[3] * 4 for _ in range(3)], "hits": None, "misses": None}
+    script.changes["replicas"] = [script.experts(), {**script.experts(), **on_disk, "total": idle}]
     page = inspected()
-    expect(view(page).get_by_text(text)).to_be_visible()
-    expect(heat_map(page)).to_be_visible(visible="num_experts" not in changes)
+    view(page).get_by_role("radio", name="Since counting began").check()
+    view(page).get_by_text("as a table").click()
+    assert table(page) == script.counts()
+    view(page).get_by_label("Replica").select_option("Replica 1")
+    expect(fact(page, "disk")).to_have_text("12 experts (100%)")
+    assert table(page) == idle["counts"]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"color_scheme": "light"}, {"color_scheme": "dark"}, PHONE],
-    ids=["light", "dark", "phone"],
-)
+def test_why_there_is_nothing_to_see(inspected, script):
+    nothing = {"tokens": 0, "counts": [[0] * 4 for _ in range(3)]}
+    some = {"last_minute": nothing, "not_counted": "layers 4 to 5: other ranks have them"}
+    script.changes = some
+    page = inspected()
+    expect(view(page).get_by_text("Not counted: layers 4 to 5: other ranks have them.")).to_be_visible()
+    view(page).get_by_role("radio", name="Last minute").check()
+    expect(view(page).get_by_text("No tokens were routed in this time.")).to_be_visible()
+    expect(heat_map(page)).to_be_visible()
+    script.changes = {"layers": [], "not_counted": "all choices: tokens are on several ranks"}
+    expect(view(page).get_by_text("Not counted: all choices: tokens are on several ranks.")).to_be_visible()
+    expect(heat_map(page)).to_be_hidden()
+    script.changes = {"layers": [], "num_experts": 0, "not_counted": "all choices: it has no experts"}
+    expect(view(page).get_by_text("scripted has no experts")).to_be_visible()
+    assert not view(page).get_by_text("Not counted").is_visible()
+
+
+@pytest.mark.parametrize("options", [{"color_scheme": "dark"}, PHONE], ids=["dark", "phone"])
 def test_axe_finds_nothing(inspected, options):
     page = inspected(reduced_motion="reduce", **options)
     expect(tokens(page)).to_have_count(len(PROMPT + ANSWER))

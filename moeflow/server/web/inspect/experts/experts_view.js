@@ -14,6 +14,7 @@ import { ScaleLegend } from "./legend.js";
 import { describer, tiersLook, tokensLook } from "./looks.js";
 import { scaleTop } from "./palette.js";
 import { ConversationCounts, RANGES } from "./ranges.js";
+import { ReplicaChoice } from "./replica_choice.js";
 import { Residency } from "./residency.js";
 import { Samples } from "./samples.js";
 import { TierLegend } from "./tiers.js";
@@ -31,6 +32,7 @@ export default class ExpertsView {
     this.range = null; // the chosen one of RANGES; null: the best that there is
     this.look = "tokens";
     this.chosen = null; // [row, expert]
+    this.answer = null; // of /stats/experts
     this.samples = new Samples();
     this.conversation = new ConversationCounts(ask, chat);
     const onChoose = (...cell) => this.choose(cell);
@@ -56,7 +58,8 @@ export default class ExpertsView {
     const looks = [["tokens", tr("Tokens")], ["tiers", tr("Place")]];
     this.ranges = choice("experts-range", tr("Tokens of"), ranges, (range) => this.use({ range }));
     const look = choice("experts-look", tr("Colour by"), looks, (it) => this.use({ look: it }));
-    return make("div", { className: "experts-controls" }, this.ranges, look);
+    this.replica = new ReplicaChoice(() => this.show());
+    return make("div", { className: "experts-controls" }, this.ranges, look, this.replica.element);
   }
 
   use(change) {
@@ -66,19 +69,28 @@ export default class ExpertsView {
 
   async update(signal) {
     const seen = await this.ask("stats/experts", { signal });
-    this.seen = seen;
-    this.body.hidden = !seen.num_experts;
+    if (seen.model !== this.answer?.model) this.begin();
+    this.answer = seen;
+    this.body.hidden = !seen.layers.length;
     setText(this.head, headOf(seen));
-    if (!seen.num_experts) return;
-    this.samples.add(performance.now() / 1000, seen.total);
+    if (this.body.hidden) return;
+    this.samples.add(performance.now() / 1000, seen.total); // of all replicas
     this.inConversation = await this.conversation.read(seen.top_k, signal);
     this.show();
     await this.tokens.update(signal);
   }
 
-  /** Show the tokens of a request by its id. */
-  open(requestId) {
-    this.tokens.open(requestId);
+  /** Begin anew, with another model. */
+  begin() {
+    this.samples = new Samples();
+    this.chosen = null;
+    this.map.mark({ chosen: null });
+    this.detail.hide();
+  }
+
+  /** Show the tokens of a request, such as one of the API, by its id. */
+  open({ request }) {
+    this.tokens.open(request);
     this.tokens.element.scrollIntoView();
   }
 
@@ -88,7 +100,8 @@ export default class ExpertsView {
   }
 
   show() {
-    const { seen, shownRange } = this;
+    const { shownRange } = this;
+    const seen = this.replica.pick(this.answer);
     for (const input of this.ranges.querySelectorAll("input")) input.checked = input.value === shownRange;
     const range = shownRange === "conversation" ? this.inConversation : seen[shownRange];
     const { layers, num_experts: numExperts } = seen;
@@ -121,7 +134,7 @@ export default class ExpertsView {
 
   showDetail(about) {
     const [row, expert] = this.chosen;
-    const points = this.samples.shares(row * this.seen.num_experts + expert, performance.now() / 1000);
+    const points = this.samples.shares(row * about.seen.num_experts + expert, performance.now() / 1000);
     this.detail.show({ ...about, row, expert, points, texts: this.tokens.textsOf(row, expert) });
   }
 
@@ -131,12 +144,13 @@ export default class ExpertsView {
   }
 }
 
-function headOf({ model, layers, num_experts: numExperts, top_k: topK, is_counting: isCounting, not_counted: reason }) {
+function headOf({ model, layers, num_experts: numExperts, top_k: topK, not_counted: reason }) {
   if (!numExperts) return tr("{model} has no experts: every token goes through all of it.", { model });
+  const missing = reason ? tr("Not counted: {reason}.", { reason }) : "";
+  if (!layers.length) return missing;
   const values = { layers: layers.length, experts: numExperts, chosen: topK };
   const facts = tr("{layers} layers with {experts} experts each. In every layer, a router chooses {chosen} of them for each token.", values);
-  if (reason) return `${facts} ${tr("Tokens are not counted: {reason}", { reason })}`;
-  return isCounting ? facts : `${facts} ${tr("Counting begins with the next pass.")}`;
+  return missing ? `${facts} ${missing}` : facts;
 }
 
 /** The counted tokens, in one line. */

@@ -47,7 +47,7 @@ export class HeatMap {
   /** Show cells. `layers` has the number of each row. `look` has fill(pen, row, column, box), text(row, column) for large
    *  cells with its colour, and describe(row, column), the lines for a person. */
   show(layers, numColumns, look) {
-    const isNew = this.layers.length !== layers.length || this.numColumns !== numColumns;
+    const isNew = String(this.layers) !== String(layers) || this.numColumns !== numColumns;
     Object.assign(this, { layers, numColumns, look });
     if (isNew) this.fit();
     this.plot.redraw();
