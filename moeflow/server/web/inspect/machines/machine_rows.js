@@ -45,6 +45,7 @@ export class RankRow extends PlainRow {
   constructor({ number }) {
     super(tr("Rank {number}", { number }));
     this.before = null;
+    this.shares = ""; // of time, lately
     this.bar = new Bar(tr("Time of rank {number}: busy, and waiting for others", { number }), "busy", "waited");
     this.frame.line.after(this.bar.element);
   }
@@ -52,11 +53,13 @@ export class RankRow extends PlainRow {
   update({ rank }) {
     const where = hostName(rank.host);
     const text = rank.is_slow ? `${where} · ${tr("slow: the others wait for it")}` : where;
-    this.write(text, rankText(rank), { isWrong: rank.is_slow });
     const [busy, waited] = rankShares(rank, this.before);
-    if (!busy && !waited) return; // no pass since: the last shares stay
-    this.before = rank;
-    this.bar.show(tr("{busy} busy, {waited} waiting", { busy: formatShare(busy), waited: formatShare(waited) }), busy, waited);
+    if (busy || waited) { // else there was no pass, and the last shares stay
+      this.before = rank;
+      this.shares = tr("lately {busy} busy, {waited} waiting", { busy: formatShare(busy), waited: formatShare(waited) });
+      this.bar.show(this.shares, busy, waited);
+    }
+    this.write(text, [rankText(rank), this.shares].filter(Boolean).join(" · "), { isWrong: rank.is_slow });
   }
 }
 

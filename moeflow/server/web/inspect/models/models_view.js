@@ -30,13 +30,15 @@ export default class ModelsView {
     this.downloaded = new Rows((model) => new LocalRow(model, doing), tr("No model is downloaded."));
     this.unfinished = new Rows((part) => new UnfinishedRow(part, (repo) => this.pull.name(repo), doing), "");
     this.pullSection = section(tr("Pull a model"), this.pull.element);
-    element.append(
+    this.content = make("div", { hidden: true }); // until the server has answered
+    this.content.append(
       this.refusal.element,
       this.outcome.element,
       section(tr("Served models"), this.loadRefusal.element, this.served.element),
       this.pullSection,
       section(tr("Downloaded models"), this.disk, this.downloaded.element, this.unfinished.element),
     );
+    element.append(this.content);
   }
 
   async update(signal) {
@@ -75,6 +77,7 @@ export default class ModelsView {
 
   show(stats) {
     const { local, cards } = this;
+    this.content.hidden = false;
     this.refusal.show(local.change_refusal);
     this.loadRefusal.show(local.change_refusal ? "" : local.load_refusal);
     this.served.show(

@@ -18,7 +18,8 @@ export class PullForm {
     this.bar = new Bar(tr("Progress of the pull"), "done");
     this.line = make("p", { className: "row-line" });
     this.cancelButton = action(tr("Cancel the pull"), () => this.outcome.during(this.cancelButton, () => this.cancel()));
-    this.progress = make("div", { hidden: true }, this.line, this.bar.element, this.cancelButton);
+    const actions = make("div", { className: "row-actions" }, this.cancelButton);
+    this.progress = make("div", { hidden: true }, this.line, this.bar.element, actions);
     this.element = make("div", {}, this.form, this.progress, this.outcome.element, this.ended.element);
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
