@@ -95,8 +95,12 @@ class Processor:
 
     def peak(self, dtype: str) -> float:
         """Return FLOP/s for values of a format; of the next wider one if it has none of its own."""
+        return dict(self.peak_flops_per_s)[self.peak_format(dtype)]
+
+    def peak_format(self, dtype: str) -> str:
+        """Return the format whose FLOP/s hold for values of a format."""
         peaks = dict(self.peak_flops_per_s)
-        return next(peaks[name] for name in (dtype, *_wider(dtype), *peaks) if name in peaks)
+        return next(name for name in (dtype, *_wider(dtype), *peaks) if name in peaks)
 
     @property
     def has_bfloat16(self) -> bool:

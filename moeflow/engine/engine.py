@@ -276,7 +276,10 @@ class Engine:
         elapsed_s = self._clock() - started_s
         if self._observer is not None:
             self._observer.end_pass(batch, result.sampled, started_s, elapsed_s)
-        return self._complete(batch, result, elapsed_s)
+        outputs = self._complete(batch, result, elapsed_s)
+        if self._observer is not None and not self._scheduler.has_work:
+            self._observer.rest()
+        return outputs
 
     def look(self, question: Question) -> Sight:
         """Answer a question about the passes, and observe them for a time. Not during a `step`."""

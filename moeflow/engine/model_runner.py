@@ -238,7 +238,14 @@ class ModelRunner:
             hybrid=None if self._hybrid is None else self._hybrid.pool,
             ranks=None if self._ranks is None or self._upkeep is None else (self._ranks, self._upkeep),
         )
-        return observed_model.observed_model(self._model, self._forward, self._config, places, disk)
+        return observed_model.observed_model(self._model, self._forward, self._config, places, disk, self._waited_s)
+
+    def _waited_s(self) -> float:
+        """Return how long passes have waited for other ranks, the mean of ranks, or for a GPU."""
+        if self._ranks is None and self._hybrid is None:
+            return 0.0
+        stats = self.expert_stats()
+        return stats.cpu_wait_s_total + sum(it.waited_s_total for it in stats.ranks) / max(len(stats.ranks), 1)
 
     def close_too(self, part: Closable) -> None:
         """Have `close` end this, too."""

@@ -67,6 +67,7 @@ class FakeRunner:
             not_counted="the fake model has no experts",
             residency=Residency(ENGINE),
             disk=None,
+            waited_s=lambda: 0.0,
         )
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -38,6 +38,7 @@ class ObservedModel(msgspec.Struct, frozen=True, kw_only=True):
     not_counted: str  # what is missing, and why; empty: nothing is
     residency: Residency
     disk: ExpertStore | None  # where experts come from; None: all are in memory
+    waited_s: Callable[[], float]  # that passes have waited for other ranks, the mean of ranks, or for a GPU
 
     def reads(self) -> tuple[float, int]:
         """Return the seconds that passes have waited for experts, and the bytes read of them."""
@@ -50,6 +51,7 @@ def observed_model(
     config: EngineConfig,
     residency: Residency,
     disk: ExpertStore | None,
+    waited_s: Callable[[], float],
 ) -> ObservedModel:
     """Return the model of this process, the first rank, as an observer sees it."""
     shape = model.config
@@ -68,6 +70,7 @@ def observed_model(
         not_counted=not_counted,
         residency=residency,
         disk=disk,
+        waited_s=waited_s,
     )
 
 

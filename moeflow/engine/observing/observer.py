@@ -16,6 +16,7 @@ from moeflow.core.observation import (
     RequestQuestion,
     RequestSight,
     Sight,
+    SpeedQuestion,
     TokenQuestion,
     TokenSight,
     Watching,
@@ -25,6 +26,7 @@ from moeflow.engine.observing.expert_counts import LOAD_BOUNDS, ExpertCounts
 from moeflow.engine.observing.observed_model import ObservedModel
 from moeflow.engine.observing.observed_pass import ObservedPass
 from moeflow.engine.observing.pass_folding import PassFolding
+from moeflow.engine.observing.pass_speeds import PassSpeeds
 from moeflow.engine.observing.request_records import RequestRecords
 from moeflow.engine.verification import Verified
 
@@ -43,6 +45,8 @@ class Observer:
         self._counts = ExpertCounts(*shape)
         self._records = RequestRecords(*shape, model.top_k)
         self._folding = PassFolding(model.groups, self._counts, self._records)
+        self._speeds = PassSpeeds(self._since_s, model.num_experts)
+        self._waited_before_s = model.waited_s()
         self._passes: list[ObservedPass] = []  # not yet added, all of one second
         self._num_rows = 0  # of these
         self._second = int(self._since_s)
@@ -75,6 +79,8 @@ class Observer:
                     top_k=self._model.top_k,
                     sequences=[record.tokens() for record in self._records.find(question.request_id)],
                 )
+            case SpeedQuestion():
+                return self._speeds.sight(self._clock())
         return Watching(self._clock() - self._since_s)
 
     def begin_pass(self) -> None:
@@ -90,17 +96,18 @@ class Observer:
             self._second = second
         (stall_before_s, bytes_before), (stall_s, read_bytes) = self._reads_before, self._model.reads()
         choices = self._model.tap.end_pass()
-        self._passes.append(
-            ObservedPass(
-                entries=batch.entries,
-                sampled=sampled,
-                choices=choices,
-                start_s=start_s,
-                duration_s=duration_s,
-                stall_s=stall_s - stall_before_s,
-                read_bytes=read_bytes - bytes_before,
-            )
+        one = ObservedPass(
+            entries=batch.entries,
+            sampled=sampled,
+            choices=choices,
+            start_s=start_s,
+            duration_s=duration_s,
+            stall_s=stall_s - stall_before_s,
+            read_bytes=read_bytes - bytes_before,
         )
+        waited_before_s, self._waited_before_s = self._waited_before_s, self._model.waited_s()
+        self._speeds.note(one, self._waited_before_s - waited_before_s, self._clock())
+        self._passes.append(one)
         self._num_rows += batch.num_tokens
 
     def note_drafts(self, request: Request, first: int, tree: DraftedTree) -> None:
@@ -110,6 +117,11 @@ class Observer:
     def drop_pass(self) -> None:
         """A pass has failed."""
         self._model.tap.end_pass()
+        self._speeds.rest()
+
+    def rest(self) -> None:
+        """No work is left for now."""
+        self._speeds.rest()
 
     def close(self) -> None:
         """Observe no more, and give back what that takes."""

@@ -31,15 +31,19 @@ class AdviceReport(msgspec.Struct, frozen=True):
     problem: str = ""  # why there is none; empty: it was worked out
 
 
+def report(order: AdviceOrder) -> AdviceReport:
+    """Carry out an order."""
+    try:
+        return AdviceReport(advise(plan_from_json(order.plan, "that is served"), order.model))
+    except (MoeflowError, OSError) as error:
+        return AdviceReport(problem=str(error))
+
+
 def main() -> None:
     """Carry out the order on stdin."""
     os.nice(_LOWEST_PRIORITY)
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=AdviceOrder)
-    try:
-        report = AdviceReport(advise(plan_from_json(order.plan, "that is served"), order.model))
-    except (MoeflowError, OSError) as error:
-        report = AdviceReport(problem=str(error))
-    sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
+    sys.stdout.buffer.write(msgspec.json.encode(report(order)) + b"\n")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,9 @@ async def speed(
         return _unknown(estimate)
     seen = measured.Measured({place: it for place, it in sights.items() if isinstance(it, SpeedSight)})
     is_only = sum(it.generator is not None for it in service.models.all) == 1
-    found = await asyncio.to_thread(speed_report.report, estimate, seen, chosen.stats(), is_only_model=is_only)
+    found = await asyncio.to_thread(
+        speed_report.report, estimate, seen, chosen.stats(), known.others, is_only_model=is_only
+    )
     advice = known.advice
     items = None if advice.found is None else [AdviceItem(**msgspec.structs.asdict(it)) for it in advice.found]
     return SpeedResponse(
@@ -57,7 +59,7 @@ def _unknown(why: str) -> SpeedResponse:
     return SpeedResponse(
         model=None,
         roofs=None,
-        now=Now(decode=None, prompts=None, observed_s=0.0, unknown=why),
+        now=Now(decode=None, prompts=None, observed_s=0.0, other_programs=None, unknown=why),
         trail=[],
         marks=[],
         predicted=[],

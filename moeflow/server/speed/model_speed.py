@@ -9,6 +9,7 @@ from moeflow.core.errors import MoeflowError
 from moeflow.core.plan import Plan
 from moeflow.planner.served.served_estimate import ServedEstimate, served_estimate
 from moeflow.server.speed.advice_run import AdviceRun
+from moeflow.server.speed.other_programs import OtherPrograms
 
 
 class ModelSpeed:
@@ -18,6 +19,7 @@ class ModelSpeed:
         """`is_idle` says whether no engine of this server computes."""
         self.plan = plan
         self.advice = AdviceRun(plan, is_idle)
+        self.others = OtherPrograms()
         self._reading: asyncio.Task[ServedEstimate | str] | None = None
 
     async def estimate(self) -> ServedEstimate | str:

@@ -18,10 +18,12 @@ class Roofs(BaseModel):
     memory_bytes_per_s: float | None
     disk_bytes_per_s: float | None
     flops_per_s: dict[str, float]  # by format; empty: unknown
+    weights_roof: str | None  # the format of these that bounds the model's matrices
     source: str  # of these figures
     measured_at: str  # ISO date and time; empty: unknown
     age_s: float | None
     uncertainty: float | None  # relative
+    is_disturbed: bool  # other work ran beside the measurement, so that its figures may be too low
     unknown: str  # empty: all but the disk is known
 
 
@@ -68,6 +70,7 @@ class Now(BaseModel):
     decode: Point | None
     prompts: Point | None  # passes with any part of a prompt
     observed_s: float  # for so long passes have been observed
+    other_programs: float | None  # share of the processor that they had since the last look; null: not known yet
     unknown: str
 
 

@@ -13,7 +13,7 @@ from moeflow.core.hardware import DISK, RAM, Machine
 from moeflow.core.observation import PassGroup
 from moeflow.core.plan import Estimate, Forecast, Plan
 from moeflow.planner.costs.roofline import processor_of
-from moeflow.planner.hardware.this_machine import how_measured
+from moeflow.planner.hardware.this_machine import how_measured, was_disturbed
 from moeflow.planner.served.operating_point import (
     OperatingPoint,
     compute_level,
@@ -24,6 +24,7 @@ from moeflow.planner.served.operating_point import (
 from moeflow.planner.served.served_estimate import ServedEstimate
 from moeflow.server.speed.measured import Measured, PassKind, mean_context, mean_step_s
 from moeflow.server.speed.memory_use import MemoryUse, memory_use
+from moeflow.server.speed.other_programs import OtherPrograms
 from moeflow.server.speed.speed_objects import (
     Comparison,
     Figure,
@@ -56,7 +57,9 @@ class Report(msgspec.Struct, frozen=True):
     memory: Memory
 
 
-def report(estimate: ServedEstimate, measured: Measured, stats: EngineStats, *, is_only_model: bool) -> Report:
+def report(
+    estimate: ServedEstimate, measured: Measured, stats: EngineStats, others: OtherPrograms, *, is_only_model: bool
+) -> Report:
     """Return these parts. Blocks: for some milliseconds, so it is for a thread.
 
     `is_only_model`: the memory of the server's processes is this model's.
@@ -65,7 +68,7 @@ def report(estimate: ServedEstimate, measured: Measured, stats: EngineStats, *, 
     return Report(
         model=_model(estimate),
         roofs=_roofs(estimate),
-        now=now(estimate, measured),
+        now=_now(estimate, measured, others.look()),
         trail=_trail(estimate, measured),
         marks=_marks(estimate),
         predicted=_comparisons(estimate, measured, stats, memory if is_only_model else None),
@@ -73,15 +76,20 @@ def report(estimate: ServedEstimate, measured: Measured, stats: EngineStats, *, 
     )
 
 
-def now(estimate: ServedEstimate | None, measured: Measured) -> Now:
-    """Return where passes lie now."""
+def _now(estimate: ServedEstimate, measured: Measured, other_programs: float | None) -> Now:
     points: dict[str, Point | None] = dict.fromkeys(KINDS)
     for kind in KINDS:
         groups, num_engines = measured.now(kind)
-        if groups and estimate is not None:
+        if groups:
             points[kind] = _point(operating_point(estimate, groups, num_engines))
     unknown = "" if any(points.values()) else _NO_PASS if measured.sights else _NO_ENGINE
-    return Now(decode=points["decode"], prompts=points["prompts"], observed_s=measured.observed_s, unknown=unknown)
+    return Now(
+        decode=points["decode"],
+        prompts=points["prompts"],
+        observed_s=measured.observed_s,
+        other_programs=other_programs,
+        unknown=unknown,
+    )
 
 
 def _model(estimate: ServedEstimate) -> ModelCost:
@@ -108,10 +116,12 @@ def _roofs(estimate: ServedEstimate) -> Roofs:
             memory_bytes_per_s=None,
             disk_bytes_per_s=None if machine is None else _disk(machine),
             flops_per_s={},
+            weights_roof=None,
             source="",
             measured_at="",
             age_s=None,
             uncertainty=None,
+            is_disturbed=False,
             unknown=estimate.why_no_machine or _SHARED,
         )
     number = max(machine.num_devices, 1) if level.name != RAM else 1
@@ -123,10 +133,12 @@ def _roofs(estimate: ServedEstimate) -> Roofs:
         memory_bytes_per_s=number * level.read_bytes_per_s,
         disk_bytes_per_s=_disk(machine),
         flops_per_s={dtype: number * flops for dtype, flops in processor.peak_flops_per_s},
+        weights_roof=processor.peak_format(estimate.costs.formats.matrices),
         source=how_measured(machine),
         measured_at=machine.measured_at,
         age_s=_age_s(machine.measured_at),
         uncertainty=machine.uncertainty,
+        is_disturbed=was_disturbed(machine),
         unknown="",
     )
 
