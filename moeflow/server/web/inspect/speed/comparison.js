@@ -1,0 +1,70 @@
+// The plan's figures beside the measured ones.
+
+import { make } from "../elements.js";
+import { tr } from "../../translate.js";
+import { digits, memory, seconds, signedPercent } from "./units.js";
+
+export class Comparison {
+  constructor() {
+    const columns = ["", tr("Plan"), tr("Measured"), tr("Expected for that"), tr("Error")];
+    this.body = make("tbody");
+    const box = make(
+      "div",
+      { className: "table-box", tabIndex: 0, role: "region", "aria-label": tr("The plan beside the measurement") },
+      make("table", { className: "speed-table" }, make("thead", {}, make("tr", {}, ...columns.map((text) => make("th", { scope: "col", textContent: text })))), this.body),
+    );
+    this.element = make("div", {}, box, make("p", { className: "hint", textContent: tr("Expected: what the plan's cost model predicts for what was measured. Error: how much more that is.") }));
+  }
+
+  /** `rows` is `predicted` of /stats/speed. */
+  show(rows) {
+    this.body.replaceChildren(...rows.map(row));
+  }
+}
+
+const NAMES = {
+  alone_tokens_per_s: () => tr("Tokens/s, one request"),
+  full_tokens_per_s: () => tr("Tokens/s, several requests"),
+  first_token_s: () => tr("First token, one request"),
+  memory_bytes: () => tr("Memory"),
+};
+
+function row({ figure, planned, measured, expected, error_percent: error, unknown }) {
+  const cells = [
+    planned ? cell(value(figure, planned.value), plannedFor(figure, planned)) : cell("–"),
+    measured ? cell(value(figure, measured.value), measuredFor(figure, measured)) : cell("–", reason(unknown)),
+    expected === null ? cell("–", measured ? reason(unknown) : "") : cell(value(figure, expected)),
+    cell(error === null ? "–" : signedPercent(error)),
+  ];
+  return make("tr", {}, make("th", { scope: "row", textContent: NAMES[figure]() }), ...cells);
+}
+
+function cell(text, note = "") {
+  return make("td", {}, make("span", { className: "speed-value", textContent: text }), ...(note ? [make("span", { className: "speed-note", textContent: note })] : []));
+}
+
+function value(figure, number) {
+  if (figure === "memory_bytes") return memory(number);
+  return figure === "first_token_s" ? seconds(number) : digits(number);
+}
+
+/** What a figure of the plan holds for. */
+function plannedFor(figure, planned) {
+  const range = { low: value(figure, planned.low), high: value(figure, planned.high) };
+  const load = { count: digits(planned.num_sequences), prompt: digits(planned.prompt_len), answer: digits(planned.gen_len) };
+  const between = tr("{low} to {high}", range);
+  if (figure === "first_token_s") return `${between}; ${tr("prompt of {prompt} tokens", load)}`;
+  if (figure === "alone_tokens_per_s") return `${between}; ${tr("prompt of {prompt}, answer of {answer} tokens", load)}`;
+  return `${between}; ${tr("{count} requests at once", load)}`;
+}
+
+function measuredFor(figure, measured) {
+  const values = { count: digits(measured.num_sequences), tokens: digits(measured.num_tokens), passes: digits(measured.num_passes) };
+  if (figure === "first_token_s") return tr("{tokens} tokens computed", values);
+  if (figure === "memory_bytes") return tr("{tokens} tokens kept", values);
+  if (figure === "alone_tokens_per_s") return tr("{tokens} tokens of context, {passes} passes", values);
+  return tr("{count} requests at {tokens} tokens, {passes} passes", values);
+}
+
+/** A reason of the server, in the language of the page where it is a usual one. */
+const reason = (text) => (text ? tr(text) : "");

@@ -1,0 +1,65 @@
+// How fast the model is: beside the roofs of the machine, beside its plan, and what would help.
+
+import { setText } from "../../set_text.js";
+import { tr } from "../../translate.js";
+import { addStyles } from "../canvas.js";
+import { make } from "../elements.js";
+import { AdviceList } from "./advice.js";
+import { Comparison } from "./comparison.js";
+import { MemoryBar } from "./memory_bar.js";
+import { PointTable } from "./point_table.js";
+import { Roofline } from "./roofline.js";
+import { ago } from "./units.js";
+import { Verdict } from "./verdict.js";
+
+addStyles("./speed.css", import.meta.url);
+
+export default class SpeedView {
+  static periodMs = 2000;
+
+  constructor(element, { ask, copy }) {
+    this.ask = ask;
+    this.verdict = new Verdict();
+    this.roofline = new Roofline();
+    this.source = make("p", { className: "hint" });
+    this.points = new PointTable();
+    this.memory = new MemoryBar();
+    this.comparison = new Comparison();
+    this.advice = new AdviceList(copy);
+    const heading = (text) => make("h3", { textContent: text });
+    element.append(
+      heading(tr("What binds now")), this.verdict.element, this.roofline.element, this.source, this.points.element,
+      heading(tr("Memory")), this.memory.element,
+      heading(tr("Plan and measurement")), this.comparison.element,
+      heading(tr("What would help most")), this.advice.element,
+    );
+    element.classList.add("speed-view");
+  }
+
+  async update(signal) {
+    const seen = await this.ask("stats/speed", { signal });
+    this.verdict.show(seen);
+    this.roofline.show(seen);
+    setText(this.source, sourceText(seen.roofs));
+    this.points.show(seen);
+    this.memory.show(seen.memory);
+    this.comparison.show(seen.predicted);
+    this.advice.show(seen.advice, seen.predicted.find((it) => it.figure === "memory_bytes")?.planned?.value ?? null);
+  }
+
+  hide() {
+    this.roofline.tooltip.hide();
+  }
+}
+
+/** Where the roofs are from. */
+function sourceText(roofs) {
+  if (!roofs || roofs.unknown) return "";
+  const parts = [tr("Roofs of {processor}: {source}.", { processor: roofs.processor, source: sourceAge(roofs) })];
+  if (roofs.is_disturbed) parts.push(tr("They may be too low: measure them again while nothing else runs (moeflow plan --recalibrate)."));
+  return parts.join(" ");
+}
+
+function sourceAge({ source, age_s: ageS }) {
+  return ageS === null ? source : `${source}, ${ago(ageS)}`;
+}
