@@ -2,22 +2,25 @@
 // Speed is the reader's: first token counts from sending, tokens per second from the first token on.
 
 import { streamCompletion } from "../api.js";
+import { addTokens } from "./token_record.js";
 
 /** Fill `answer` from the stream of a chat request, calling `onChange` after every chunk. Throws what the stream throws. */
 export async function fillAnswer(answer, body, { onChange, ...options }) {
   const stopwatch = new Stopwatch();
   const before = answer.measured; // of its beginning
+  const isPart = Boolean(answer.content) && !answer.tokens;
+  if (answer.tokens && !body.logprobs) answer.tokens.isPart = true;
   const onBegin = (id) => (answer.requestId = id);
   for await (const chunk of streamCompletion(body, { ...options, onBegin })) {
     const choice = chunk.choices?.[0];
-    if (choice) take(answer, choice, stopwatch);
+    if (choice) take(answer, choice, { stopwatch, isPart });
     if (chunk.usage) answer.usage = chunk.usage;
     answer.measured = sum(before, stopwatch.read(chunk.usage?.completion_tokens));
     onChange();
   }
 }
 
-function take(answer, { delta, token_trees: trees, finish_reason: reason }, stopwatch) {
+function take(answer, { delta, logprobs, token_trees: trees, finish_reason: reason }, { stopwatch, isPart }) {
   if (delta?.content || delta?.reasoning_content || delta?.tool_calls) stopwatch.count();
   if (delta?.reasoning_content) {
     answer.reasoning += delta.reasoning_content;
@@ -29,6 +32,7 @@ function take(answer, { delta, token_trees: trees, finish_reason: reason }, stop
     known.name += call.function?.name ?? "";
     known.arguments += call.function?.arguments ?? "";
   }
+  if (logprobs?.content) answer.tokens = addTokens(answer.tokens, logprobs.content, { isPart });
   if (trees) answer.passes.push(...trees);
   if (reason === "length") answer.cutOff = true;
 }

@@ -5,6 +5,7 @@ import { MarkdownView } from "../markdown/view.js";
 import { setText } from "../set_text.js";
 import { TokenTreesView } from "../token_trees.js";
 import { canContinue } from "./continuation.js";
+import { ProbabilitiesView } from "./probabilities_view.js";
 import { endsInCircles } from "./repetition.js";
 import { ThinkingView } from "./thinking_view.js";
 
@@ -20,6 +21,7 @@ export class AnswerView {
     this.parts = Object.fromEntries(PARTS.map((name) => [name, part(name)]));
     this.text = new MarkdownView(this.parts["answer-text"]);
     this.thinking = new ThinkingView(part("thinking"), part("calls"));
+    this.probabilities = new ProbabilitiesView(part("probabilities"), part("show-probabilities"), part("answer-text"));
     this.trees = new TokenTreesView(part("drafts"), actions.onCopy);
     this.stopRepeating = part("stop-repeating");
     this.listen();
@@ -60,6 +62,7 @@ export class AnswerView {
     parts.why.hidden = !answer.requestId;
     this.showCircles(answer);
     setText(parts.measured, isRunning ? "" : measuredLine(answer));
+    this.probabilities.update(answer.tokens);
     this.trees.update(answer.passes);
   }
 

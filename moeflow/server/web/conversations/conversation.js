@@ -145,6 +145,7 @@ function newAnswer() {
     measured: null, // see answer.js
     usage: null, // the server's count of tokens
     requestId: null, // the server's, of the last request for this answer
+    tokens: null, // with probabilities, if requested: see token_record.js
     passes: [], // their drafts, if requested: `token_trees` of the API
   };
 }

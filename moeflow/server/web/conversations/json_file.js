@@ -1,6 +1,7 @@
 // Conversations as a JSON file, whole: all versions of all messages. Reads its own files and those of other programs.
 // A record has no `updatedAt` where the file does not say when that was.
 
+import { checkedTokens } from "../chat/token_record.js";
 import { tr } from "../translate.js";
 import { newId } from "./conversation.js";
 import { checkedAsked, checkedMeasured } from "./checked_answer.js";
@@ -57,7 +58,7 @@ function checked(message) {
     return { id, parent, role, content, files: kept };
   }
   if (role !== "assistant") throw new Error(tr("a message in it has the role {role}", { role: JSON.stringify(role) }));
-  const { state, cutOff, reasoningS, asked, measured } = others;
-  const known = { state: state === "stopped" ? state : "done", cutOff: cutOff === true, asked: checkedAsked(asked), measured: checkedMeasured(measured) };
+  const { state, cutOff, reasoningS, asked, measured, tokens } = others;
+  const known = { state: state === "stopped" ? state : "done", cutOff: cutOff === true, asked: checkedAsked(asked), measured: checkedMeasured(measured), tokens: checkedTokens(tokens) };
   return { id, parent, role, content, reasoning: String(reasoning ?? ""), reasoningS: Number(reasoningS) || null, ...known };
 }

@@ -3,6 +3,7 @@
 import { tr } from "../translate.js";
 
 const MAX_STOP_STRINGS = 16; // of the server
+const NUM_ALTERNATIVES = 5; // to each token, that one among them as a rule
 export const DEFAULTS = Object.freeze({
   system: "",
   temperature: null, // null: the server's default for the model
@@ -15,6 +16,7 @@ export const DEFAULTS = Object.freeze({
   stop_strings: "", // one string a line
   json_schema: "",
   token_trees: false, // show drafts
+  token_probabilities: false,
 });
 /** Why the text of a field is not a value, or "", by the field's name. */
 export const PROBLEMS = { stop_strings: stopProblem, json_schema: schemaProblem };
@@ -32,11 +34,12 @@ export function changedValues(values) {
 
 /** The fields of a chat completion request that are set. `hasDrafts`: the server drafts tokens. */
 export function samplingFields(values, { hasDrafts }) {
-  const { system, token_trees, stop_strings, json_schema, ...numbers } = values;
+  const { system, token_trees, token_probabilities, stop_strings, json_schema, ...numbers } = values;
   const sampling = Object.fromEntries(Object.entries(numbers).filter(([, value]) => value !== null));
   const stops = stopStrings(stop_strings);
   if (stops.length) sampling.stop = stops;
   if (json_schema.trim()) sampling.response_format = schemaFormat(json_schema);
+  if (token_probabilities) Object.assign(sampling, { logprobs: true, top_logprobs: NUM_ALTERNATIVES });
   if (hasDrafts && token_trees) sampling.token_trees = true;
   return sampling;
 }
@@ -55,6 +58,7 @@ export function describeValues(changed) {
     stop_strings: () => tr("Stop strings"),
     json_schema: () => tr("JSON schema"),
     token_trees: () => tr("Drafts shown"),
+    token_probabilities: () => tr("Token probabilities kept"),
   };
   return Object.keys(words).filter((name) => name in changed).map((name) => words[name](changed[name]));
 }

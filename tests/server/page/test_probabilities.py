@@ -1,0 +1,67 @@
+"""Tokens of an answer with their probabilities: the engine's own numbers, kept with the conversation."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.server.fake_client import REPLY
+from tests.server.page.parts import answer, button, clear, exported, import_file, send_and_wait, turns
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+def turn_on(page) -> None:
+    button(page, "Settings").click()
+    page.get_by_label("Token probabilities").check()
+    button(page, "Done").click()
+
+
+def tokens(page):
+    return turns(page).last.get_by_role("option")
+
+
+def card(page):
+    return turns(page).last.locator(".token-card")
+
+
+def test_tokens_are_kept_only_if_asked_for(page, engine):
+    send_and_wait(page, "Hello?")
+    expect(button(page, "Probabilities")).to_be_hidden()
+    assert engine.submissions[-1].sampling.logprobs is None
+    turn_on(page)
+    send_and_wait(page, "Again?")
+    assert engine.submissions[-1].sampling.logprobs == 5
+    button(page, "Probabilities").click()
+    expect(answer(page)).to_be_hidden()
+    # Every byte is a token, and a character stands in the token that ends it.
+    expect(tokens(page)).to_have_count(len(REPLY.encode()) + 1)
+    assert "".join(tokens(page).all_text_contents()) == f"{REPLY}</s>"
+
+
+def test_keys_and_pointer_show_what_was_likely(page, engine, tmp_path):
+    turn_on(page)
+    send_and_wait(page, "Hello?")
+    button(page, "Probabilities").click()
+    tokens(page).first.hover()
+    expect(card(page)).to_contain_text("G written22.3%")
+    expect(card(page).get_by_role("row").first).to_contain_text("F77.9%")
+    turns(page).last.get_by_role("listbox").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("[aria-selected=true][role=option]")).to_have_accessible_name(
+        "“\\xc3” 22.3%, “\\xc2” 77.9%, “<s>” <0.1%"
+    )
+    button(page, "Next unsure token").click()
+    expect(turns(page).last.get_by_label("Least sure tokens")).to_contain_text("1 of 20")
+    page.keyboard.press("Escape")
+    expect(card(page)).to_be_hidden()
+    path = exported(page, "Export as JSON", tmp_path)
+    record = json.loads(path.read_text())["conversations"][0]["messages"][1]["tokens"]
+    assert len(record["rows"]) < 20 * len(REPLY.encode())  # characters
+    clear(page)
+    import_file(page, path, json.loads(path.read_text()))
+    button(page, "Probabilities").click()
+    assert "".join(tokens(page).all_text_contents()) == f"{REPLY}</s>"
