@@ -64,6 +64,17 @@ LIBRARIES = (
             "dist/fonts/*.woff2": "fonts/",  # every browser that the page supports reads this format
         },
     ),
+    Library(
+        "pdfjs",
+        "pdfjs-dist",
+        "6.5.438",
+        "sha512-vg8Pw1x+AFKy4AMDvhuWl5cOYV8d698UoEANoFFhc79hqXDnZQqnOXoxw3HG907WHOg1JYOvLhP756boddFxpA==",
+        {
+            "LICENSE": "LICENSE.txt",
+            "legacy/build/pdf.min.mjs": "pdf.js",  # "legacy" runs in browsers that are some years old
+            "legacy/build/pdf.worker.min.mjs": "pdf.worker.js",
+        },
+    ),
 )
 
 

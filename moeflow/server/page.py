@@ -37,10 +37,10 @@ _HEADERS = {
     "Vary": "Accept-Encoding",
 }
 _DOCUMENT_HEADERS = {
-    # Trusted types: no text becomes markup, and a script only the worker that colours code (web/code/highlighter.js).
+    # Trusted types: no text becomes markup, and a script only one of the page's own workers (web/workers.js).
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types highlighter",
+    "require-trusted-types-for 'script'; trusted-types workers",
     "Cache-Control": "no-cache",  # revalidate each time; an unchanged document then costs a 304
     **_HEADERS,
 }

@@ -2,7 +2,11 @@
 // Emits "change" when the message in the box is another, and "send" with { content, files } in `detail` when one is to go out. Emits "refuse" with the reason why files were
 // refused ("": it no longer holds), and "announce" with a text for screen readers.
 
-import { readTextFile } from "./files.js";
+import { takeDropped } from "./dropped_files.js";
+import { readFile } from "./files.js";
+import { tr } from "./translate.js";
+
+const MAX_REASONS = 4; // that are shown of those why files were refused
 
 export class Composer extends EventTarget {
   /** `form` holds the box; `isBusy()`: whether an answer is being written. */
@@ -15,6 +19,7 @@ export class Composer extends EventTarget {
     this.fileList = form.querySelector(".attached");
     this.queue = form.querySelector(".queued");
     this.files = [];
+    this.pending = null; // { name, progress, controller } of the file that is being read
     this.reading = Promise.resolve(); // of the files that are being attached, one after the other
     this.numRefused = 0; // of files
     this.refusal = ""; // of the files that were attached last
@@ -29,10 +34,13 @@ export class Composer extends EventTarget {
     });
     this.box.addEventListener("input", () => this.fit());
     this.box.addEventListener("keydown", (event) => this.press(event));
-    this.box.addEventListener("paste", (event) => this.takeFiles(event, event.clipboardData));
+    this.box.addEventListener("paste", (event) => {
+      if (!event.clipboardData.types.includes("text/plain")) this.takeFiles(event, event.clipboardData); // office programs add a picture
+    });
     this.form.querySelector(".attach").addEventListener("click", () => this.picker.click());
     this.picker.addEventListener("change", () => {
-      this.attach([...this.picker.files]);
+      const files = [...this.picker.files].map((file) => ({ file, name: file.name }));
+      this.attach(async () => files);
       this.picker.value = "";
     });
     this.queue.querySelector("button").addEventListener("click", () => this.takeBack());
@@ -96,7 +104,7 @@ export class Composer extends EventTarget {
   wait(message) {
     this.queued = this.queued ? joined(this.queued, message) : message;
     this.showQueued();
-    this.announce("Your message will be sent after this answer.");
+    this.announce(tr("Your message will be sent after this answer."));
   }
 
   /** The answer has ended: send what waits, or after a stop or a failure leave that to the user. */
@@ -134,31 +142,47 @@ export class Composer extends EventTarget {
 
   // ---- files
 
-  takeFiles(event, { files }) {
-    if (!files.length) return;
+  takeFiles(event, data) {
+    if (!data.files.length) return;
     event.preventDefault();
-    this.attach([...files]);
+    this.attach(takeDropped(data));
   }
 
-  attach(files) {
-    this.reading = this.reading.then(() => this.read(files));
+  /** Attach the files that `find` returns, once those before are read. */
+  attach(find) {
+    this.reading = this.reading.then(() => this.read(find));
   }
 
-  async read(files) {
+  async read(find) {
     const refusals = [];
-    for (const file of files) {
-      try {
-        const attached = await readTextFile(file);
-        this.files = [...this.files, attached];
-        this.announce(`${file.name} is attached.`);
-      } catch (error) {
-        refusals.push(error.message);
-      }
+    try {
+      for (const it of await find()) await this.readOne(it, refusals);
+    } catch (error) {
+      refusals.push(error.message); // of a folder
     }
     this.numRefused += refusals.length;
-    this.refuse(refusals.join("\n"));
+    this.refuse(reasons(refusals));
     this.showFiles();
     this.focus();
+  }
+
+  async readOne({ file, name }, refusals) {
+    const controller = new AbortController();
+    const { signal } = controller;
+    this.pending = { name, progress: null, controller };
+    const onProgress = (progress) => {
+      this.pending.progress = progress;
+      this.showFiles();
+    };
+    try {
+      const attached = await readFile(file, { name, others: this.files, onProgress, signal });
+      this.files = [...this.files, attached];
+      this.announce(tr("{file} is attached.", { file: name }));
+    } catch (error) {
+      if (!signal.aborted) refusals.push(error.message);
+    } finally {
+      this.pending = null;
+    }
   }
 
   /** Report why files were refused; "" withdraws the report on the files before. */
@@ -168,24 +192,19 @@ export class Composer extends EventTarget {
   }
 
   showFiles() {
+    const { pending } = this;
+    const isPending = Boolean(pending?.progress); // only PDFs take long
     this.dispatchEvent(new Event("change"));
-    this.fileList.hidden = this.files.length === 0;
-    this.fileList.replaceChildren(...this.files.map((file) => this.fileItem(file)));
+    this.fileList.hidden = this.files.length === 0 && !isPending;
+    const items = this.files.map((file) => fileItem(file.name, () => this.drop(file)));
+    if (isPending) items.push(fileItem(progressLine(pending), () => pending.controller.abort(), pending.name));
+    this.fileList.replaceChildren(...items);
   }
 
-  fileItem(file) {
-    const item = document.createElement("li");
-    const remove = document.createElement("button");
-    remove.type = "button";
-    remove.textContent = "×";
-    remove.setAttribute("aria-label", `Remove ${file.name}`);
-    remove.addEventListener("click", () => {
-      this.files = this.files.filter((it) => it !== file);
-      this.showFiles();
-      this.focus();
-    });
-    item.append(file.name, remove);
-    return item;
+  drop(file) {
+    this.files = this.files.filter((it) => it !== file);
+    this.showFiles();
+    this.focus();
   }
 
   /** Put a text in the place of a part of the message. */
@@ -209,6 +228,27 @@ export class Composer extends EventTarget {
   announce(text) {
     this.dispatchEvent(new CustomEvent("announce", { detail: text }));
   }
+}
+
+function fileItem(text, onRemove, name = text) {
+  const item = document.createElement("li");
+  const remove = document.createElement("button");
+  remove.type = "button";
+  remove.textContent = "×";
+  remove.setAttribute("aria-label", tr("Remove {name}", { name }));
+  remove.addEventListener("click", onRemove);
+  item.append(text, remove);
+  return item;
+}
+
+function progressLine({ name, progress }) {
+  return `${name} · ${tr("page {page} of {numPages}", progress)}`;
+}
+
+function reasons(refusals) {
+  const more = refusals.length - MAX_REASONS;
+  if (more <= 1) return refusals.join("\n");
+  return [...refusals.slice(0, MAX_REASONS), tr("{count} more files are not attached.", { count: more })].join("\n");
 }
 
 function joined(first, second) {

@@ -205,7 +205,7 @@ def test_not_sent_without_its_file(two, attach, engine):
     attach("picture.png", b"\0")
     send(two, "What is it?")
     two.evaluate("letRead()")
-    expect(two.get_by_text("picture.png is not a text file.")).to_be_visible()
+    expect(two.get_by_text("picture.png is an image; this model reads text only.")).to_be_visible()
     expect(prompt_box(two)).to_have_value("What is it?")
     assert not engine.submissions
     button(two, "Send").click()

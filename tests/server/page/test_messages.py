@@ -151,7 +151,7 @@ def test_text_files_are_attached(page, say, asked, tmp_path):
     large.write_bytes(b"x" * (2**20 + 1))
     picker = page.get_by_label("Files to attach")
     picker.set_input_files([binary])
-    expect(page.get_by_text("picture.png is not a text file. Save it as text (UTF-8) first.")).to_be_visible()
+    expect(page.get_by_text("picture.png is an image; this model reads text only.")).to_be_visible()
     picker.set_input_files([large])
     expect(page.get_by_text("large.log is 1.0 MiB; files may have up to 1.0 MiB.")).to_be_visible()
     picker.set_input_files([notes])

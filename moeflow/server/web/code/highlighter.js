@@ -1,5 +1,7 @@
 // Asks the worker for the colours of code, so that the page never waits for them. The worker starts with the first.
 
+import { startWorker } from "../workers.js";
+
 let worker = null;
 let numAsked = 0;
 const waiting = new Map(); // what to call with an answer, by its number
@@ -14,10 +16,7 @@ export function highlight(code, language) {
 }
 
 function start() {
-  const url = new URL("highlight_worker.js", import.meta.url).href;
-  // Where the browser enforces it, this is the only string of all that the page may run as a script.
-  const policy = globalThis.trustedTypes?.createPolicy("highlighter", { createScriptURL: () => url });
-  const started = new Worker(policy ? policy.createScriptURL("") : url, { type: "module" });
+  const started = startWorker("highlighter");
   started.addEventListener("message", ({ data }) => {
     waiting.get(data.number)?.(data);
     waiting.delete(data.number);
