@@ -29,8 +29,10 @@ _TYPES = {
     ".json": "application/json",
     ".woff2": "font/woff2",
     ".txt": "text/plain",
+    ".png": "image/png",
+    ".webmanifest": "application/manifest+json",
 }
-_COMPRESSED = frozenset((".woff2",))  # already
+_COMPRESSED = frozenset((".woff2", ".png"))  # already
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -39,8 +41,8 @@ _HEADERS = {
 _DOCUMENT_HEADERS = {
     # Trusted types: no text becomes markup, and a script only one of the page's own workers (web/workers.js).
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; "
-    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types workers",
+    "img-src 'self' data:; manifest-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types workers",
     "Cache-Control": "no-cache",  # revalidate each time; an unchanged document then costs a 304
     **_HEADERS,
 }

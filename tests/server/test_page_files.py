@@ -22,6 +22,8 @@ TYPES = {
     ".json": "application/json",
     ".woff2": "font/woff2",
     ".txt": "text/plain",
+    ".png": "image/png",
+    ".webmanifest": "application/manifest+json",
 }
 FILES = sorted(file for file in WEB_FOLDER.rglob("*") if file.is_file())
 

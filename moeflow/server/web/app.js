@@ -9,6 +9,7 @@ import { ModelStatuses } from "./compare/model_statuses.js";
 import { SecondModel } from "./compare/second_model.js";
 import { Composer } from "./composer.js";
 import { HeadView } from "./conversations/head_view.js";
+import { BranchesView } from "./conversations/branches_view.js";
 import { HistoryView } from "./conversations/history_view.js";
 import { Library } from "./conversations/library.js";
 import { ConversationStore } from "./conversations/store.js";
@@ -64,10 +65,12 @@ const conversations = new HistoryView(at("history"), at("open-history"), store, 
   current: () => chat.conversation,
   onRename: (id, name) => library.rename(id, name),
   onDelete: (id) => library.remove(id),
+  onBranches: () => branches.show(),
   onRestore: (conversation) => library.restore(conversation),
   onExport: (kind) => library.export(kind).then(() => complain(""), (error) => complain(error.message)),
   onImport: importFiles,
 });
+const branches = new BranchesView(at("branches"), chat);
 const theme = new ThemeChoice(at("theme"));
 const shortcuts = new Shortcuts(at("shortcuts"), [
   { keys: "Enter", label: "Send the message" },
@@ -85,6 +88,7 @@ const shortcuts = new Shortcuts(at("shortcuts"), [
   { keys: "Control+Shift+U", label: "System prompt of this conversation", action: () => head.edit() },
   { keys: "Control+Shift+L", label: "Prompts", action: () => prompts.manage() },
   { keys: "Control+Shift+X", label: "Inspector", action: () => inspector.toggle() },
+  { keys: "Control+Shift+B", label: "Branches", action: () => branches.show() },
   { keys: "Control+,", label: "Settings", action: openSettings },
   { keys: "Control+/", label: "Keyboard shortcuts", action: () => shortcuts.show() },
 ]);

@@ -142,11 +142,34 @@ export class Chat extends EventTarget {
     this.dispatchEvent(new CustomEvent("goOn", { detail: answer }));
   }
 
+  /** Show a message, and so the path to it. Return whether that could be. */
   choose(message) {
-    if (!this.isFree()) return;
-    this.conversation.choose(message);
+    if (!this.isFree()) return false;
+    this.conversation.openBranch(message);
     this.showTurns();
     this.save();
+    return true;
+  }
+
+  /** Delete a message and all that follows it. Return what `restore` takes; null: an answer is being written. */
+  remove(message) {
+    if (!this.isFree()) return null;
+    const removed = this.conversation.remove(message);
+    this.showTurns();
+    this.save();
+    return removed;
+  }
+
+  restore(removed) {
+    this.conversation.restore(removed);
+    this.showTurns();
+    this.save();
+  }
+
+  /** Bring the turn of a message into view. */
+  reveal(message) {
+    const view = this.views.find(({ turn }) => turn.prompt === message || turn.answer === message);
+    view?.element.scrollIntoView({ block: "start" });
   }
 
   /** Whether no answer is being written; if one is, show a notice. */

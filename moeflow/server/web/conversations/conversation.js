@@ -3,6 +3,7 @@
 // A prompt whose answer never came is shown but not sent: chat templates want user and assistant to alternate.
 
 import { tr } from "../translate.js";
+import { branchIds, renew, withoutRemoved } from "./branches.js";
 import { containsPaths, mergeMessages, withoutVain } from "./merge.js";
 
 const MAX_TITLE = 60; // characters
@@ -10,7 +11,7 @@ const HEAD = ["title", "model", "preset", "system"]; // holds for the whole conv
 
 export class Conversation {
   /** From `record()`, as it was kept or imported; without one a new conversation. */
-  constructor({ id = newId(), title = "", model = "", preset = "", system = null, updatedAt = Date.now(), messages = [], chosen = {} } = {}) {
+  constructor({ id = newId(), title = "", model = "", preset = "", system = null, updatedAt = Date.now(), messages = [], chosen = {}, removed = [] } = {}) {
     Object.assign(this, { id, title, updatedAt });
     this.preset = preset; // the id of the preset that it is held with; "" is the default one
     this.system = system; // its own system prompt; null: that of its preset
@@ -18,6 +19,7 @@ export class Conversation {
     this.wasRunning = messages.some((message) => message.state === "running"); // in another tab, or before a reload
     this.messages = messages.map(asLeft);
     this.changed = new Set(); // which of `HEAD` were changed here, and are not saved yet
+    this.removed = new Set(removed); // ids of deleted messages, which other tabs and imported copies may still have
     this.chosen = { ...chosen }; // the id of the child to show, by that of its parent, "" for the first prompts'
   }
 
@@ -26,7 +28,7 @@ export class Conversation {
     const { id, title, model, preset, system, updatedAt, chosen } = this;
     // Token trees are larger than all else, and would evict conversations.
     const messages = this.messages.map((it) => (it.passes ? { ...it, passes: [] } : it));
-    return { id, title, model, preset, system, updatedAt, chosen, messages };
+    return { id, title, model, preset, system, updatedAt, chosen, messages, removed: [...this.removed] };
   }
 
   get isEmpty() {
@@ -91,7 +93,8 @@ export class Conversation {
   absorb(theirs) {
     for (const name of HEAD) if (!this.changed.has(name)) this[name] = theirs[name];
     this.updatedAt = Math.max(this.updatedAt, theirs.updatedAt);
-    this.messages = mergeMessages(this.messages, theirs.messages);
+    this.removed = new Set([...this.removed, ...theirs.removed]);
+    this.messages = withoutRemoved(mergeMessages(this.messages, theirs.messages), this.removed);
     this.chosen = { ...theirs.chosen, ...this.chosen };
   }
 
@@ -102,12 +105,36 @@ export class Conversation {
 
   /** Take in the messages of an imported copy. */
   takeIn(copy) {
+    renew(copy.messages, copy.chosen, this.removed, newId);
     this.messages = mergeMessages(this.messages, copy.messages);
     this.chosen = { ...copy.chosen, ...this.chosen };
   }
 
   choose(message) {
     this.chosen[message.parent] = message.id;
+  }
+
+  /** Show a message, and so the path to it. */
+  openBranch(message) {
+    const byId = new Map(this.messages.map((it) => [it.id, it]));
+    for (let it = message; it; it = byId.get(it.parent)) this.choose(it);
+  }
+
+  /** Delete a message and all that follows it. Return what `restore` takes. */
+  remove(message) {
+    const ids = branchIds(this.messages, message);
+    const messages = this.messages.filter(({ id }) => ids.has(id));
+    this.removed = new Set([...this.removed, ...ids]);
+    this.messages = this.messages.filter(({ id }) => !ids.has(id));
+    const chosen = Object.fromEntries(Object.entries(this.chosen).filter(([parent, child]) => ids.has(parent) || ids.has(child)));
+    return { messages, chosen };
+  }
+
+  /** Put deleted messages back. They get new ids: tabs that have heard of the deletion would drop the old ones. */
+  restore({ messages, chosen }) {
+    renew(messages, chosen, this.removed, newId);
+    this.messages = [...this.messages, ...messages];
+    Object.assign(this.chosen, chosen);
   }
 
   addPrompt(content, files, parentId = this.path().at(-1)?.id ?? "") {

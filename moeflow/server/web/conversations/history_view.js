@@ -10,7 +10,7 @@ const UNDO_MS = 10_000;
 
 export class HistoryView {
   /** `panel` is the <dialog>; `actions`: current() gives the open conversation, onRename(id, name), onDelete(id), which returns it,
-   *  onRestore(conversation), onExport(kind), onImport(files). */
+   *  onBranches(), onRestore(conversation), onExport(kind), onImport(files). */
   constructor(panel, opener, store, actions) {
     Object.assign(this, { panel, opener, store, actions });
     this.list = panel.querySelector(".conversations");
@@ -118,7 +118,9 @@ export class HistoryView {
     const on = (selector, action) => item.querySelector(selector).addEventListener("click", action);
     on(".rename", () => this.rename(id, link));
     on(".export-markdown", () => this.actions.onExport("markdown"));
+    on(".export-html", () => this.actions.onExport("html"));
     on(".export-json", () => this.actions.onExport("json"));
+    on(".show-branches", () => this.actions.onBranches());
     on(".delete", () => this.remove(id, name));
     return item;
   }
