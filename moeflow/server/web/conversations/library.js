@@ -153,6 +153,11 @@ export class Library {
       saveText(`${fileName(current.name)}.md`, "text/markdown", writeMarkdown(current.name, current.model, [...system, ...messages]));
       return;
     }
+    if (kind === "html") {
+      const { writeHtml } = await import("../share/html_file.js");
+      saveText(`${fileName(current.name)}.html`, "text/html", await writeHtml(current));
+      return;
+    }
     const all = kind === "all" ? await this.store.all() : [current];
     if (!all.length) throw new Error(tr("There is no conversation to export yet."));
     saveText(`${kind === "all" ? "conversations" : fileName(current.name)}.json`, "application/json", writeJson(all.map((it) => it.record())));

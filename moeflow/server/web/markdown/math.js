@@ -21,6 +21,11 @@ export function showMath(element, { tex, isDisplay, isPending }) {
   return element;
 }
 
+/** Wait until formulas that were shown before are set, if that can be. */
+export async function mathLoaded() {
+  await loading?.catch(() => {});
+}
+
 function load() {
   loading ??= Promise.all([import("../vendor/katex/katex.js"), loadStyles()]).then(() => (katex = globalThis.katex));
   return loading;
