@@ -15,7 +15,7 @@ from moeflow.cli.served_models import SeveralModels
 from moeflow.core.errors import ConfigError
 from moeflow.planner.hardware.host import host_resources
 from moeflow.server.config import ServerConfig
-from moeflow.server.launch import PlannedModel
+from moeflow.server.launch import PlanMore, PlannedModel
 from moeflow.settings.settings import Settings
 from tests.planner.example_plans import PLAN
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -135,8 +135,13 @@ def several(monkeypatch, tmp_path, served):
     """Stand in for the server of several models; return its settings, and a folder with two models."""
     calls: list[tuple[dict[str, Settings], int]] = []
 
-    def serve_several(models: dict[str, PlannedModel], budget_bytes: int, config: ServerConfig) -> int:
+    def serve_several(
+        models: dict[str, PlannedModel], budget_bytes: int, config: ServerConfig, plan_more: PlanMore
+    ) -> int:
         calls.append(({name: model.plan() for name, model in models.items()}, budget_bytes))
+        name, added = plan_more("o/pulled", str(tmp_path / "one"))
+        first = calls[-1][0][next(iter(models))]
+        assert (name, added.plan()) == ("o/pulled", dataclasses.replace(first, model=added.path, model_name="o/pulled"))
         return 0
 
     monkeypatch.setitem(vars(lazy), "serve_several", serve_several)
