@@ -1,6 +1,6 @@
 """Conversations in files: the Markdown and the JSON that the server's page exports and imports.
 
-A system prompt is kept, too; the page reads past it. So is the name of the conversation's model, in Markdown as a
+A system prompt is kept, too. So is the name of the conversation's model, in Markdown as a
 comment before the messages. Of the page's versions of messages the chosen ones are read.
 """
 

@@ -79,7 +79,7 @@ const shortcuts = new Shortcuts(at("shortcuts"), [
   { keys: "Escape", label: "Stop the answer, or go to the message", action: () => (chat.running ? stop() : composer.focus()) },
   { keys: "Control+Shift+O", label: "New conversation", action: begin },
   { keys: "Control+Shift+S", label: "Conversations", action: () => conversations.toggle() },
-  { keys: "Control+Shift+C", label: "Copy the last answer", action: () => pressLast(".answer-foot .copy") },
+  { keys: "Control+Shift+C", label: "Copy the last answer", action: () => pressLast(".is-chosen .copy, .turn > .answer .copy") },
   { keys: "Control+Shift+Enter", label: "Try again", action: () => pressLast(".retry") },
   { keys: "Control+Shift+Y", label: "Try again with other settings", action: () => pressLast(".retry-with, .with") },
   { keys: "Control+Shift+D", label: "Answers side by side, or one", action: () => pressLast(".compare, .one") },
@@ -321,10 +321,10 @@ chat.addEventListener("begin", () => {
   statuses.watch();
   meter.update();
 });
-chat.addEventListener("goOn", () => {
+chat.addEventListener("use", () => {
   second.toggle(false);
   showModel();
-  announce(tr("The conversation goes on with this answer."));
+  announce(tr("The next message follows this answer."));
   composer.focus();
 });
 store.addEventListener("change", async ({ detail: ids }) => {

@@ -72,7 +72,7 @@ export class NamedList extends EventTarget {
     return `${JSON.stringify({ format: `moeflow-${this.kind}`, version: VERSION, items: this.all }, null, 1)}\n`;
   }
 
-  /** Take in the items of a file; one that is here already is replaced. Return their number. Throws an Error whose
+  /** Take in the items of a file; an item replaces one with the same id. Return their number. Throws an Error whose
    *  message is for the user; then nothing is taken in. */
   async import(file) {
     const items = this.read(await file.text(), file.name);

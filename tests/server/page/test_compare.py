@@ -52,7 +52,7 @@ def test_an_answer_is_tried_with_other_settings(page, say, engine, asked, tmp_pa
     assert asked()[1].startswith("<|system|>Be brief.<|user|>")
     assert asked()[2].startswith("<|system|>Be brief.<|user|>")
 
-    attempts(page).first.get_by_role("button", name="Go on with this").click()
+    attempts(page).first.get_by_role("button", name="Use this answer").click()
     expect(attempts(page)).to_have_count(0)
     expect(answer(page)).to_have_text("First.")
     expect(prompt_box(page)).to_be_focused()
@@ -86,7 +86,7 @@ def test_two_models_answer_side_by_side(fleet, serve, open_page):
     fleet.go_on()
     attempts(page).last.get_by_role("button", name="Continue").click()
     expect(page.locator(".attempt .answer-text").last).to_contain_text("world")
-    attempts(page).last.get_by_role("button", name="Go on with this").click()
+    attempts(page).last.get_by_role("button", name="Use this answer").click()
     expect(page.get_by_label("Model", exact=True)).to_have_value("c")
     expect(page.get_by_label("Second model", exact=True)).to_be_hidden()
     send_and_wait(page, "And more?")

@@ -119,7 +119,7 @@ def test_presets_are_renamed_exported_imported_and_deleted(page, say, engine, tm
     file.write_text(json.dumps(content))
     page.get_by_label("Presets to import").set_input_files([file])
     expect(page.locator("#preset option")).to_have_text(["Default", "Default 2"])
-    page.get_by_label("Presets to import").set_input_files([file])  # the same once more
+    page.get_by_label("Presets to import").set_input_files([file])  # again
     expect(page.locator("#preset option")).to_have_text(["Default", "Default 2"])
     page.locator("#preset").select_option(label="Default 2")
     page.get_by_label("For new conversations").check()

@@ -34,7 +34,7 @@ export class Chat extends EventTarget {
       onRetry: (turn) => this.answer(turn.prompt),
       onRetryWith,
       onCompare: (turn, isCompared) => this.compare(turn.prompt, isCompared),
-      onGoOn: (answer) => this.goOnFrom(answer),
+      onUse: (answer) => this.use(answer),
       onEdit: (turn, content) => this.edit(turn.prompt, content),
       onContinue: (turn, answer) => this.continue(turn.prompt, answer),
       onStop: () => this.stop(),
@@ -133,13 +133,13 @@ export class Chat extends EventTarget {
     this.showTurns();
   }
 
-  /** Have the conversation go on with one of the answers that are side by side, and with its model. */
-  goOnFrom(answer) {
+  /** Continue the conversation after one of the compared answers, with its model. */
+  use(answer) {
     if (!this.isFree()) return;
     this.compared.delete(answer.parent);
     if (answer.asked?.model && this.factsOf(answer.asked.model)) this.conversation.useModel(answer.asked.model);
     this.choose(answer);
-    this.dispatchEvent(new CustomEvent("goOn", { detail: answer }));
+    this.dispatchEvent(new CustomEvent("use", { detail: answer }));
   }
 
   /** Show a message, and so the path to it. Return whether that could be. */

@@ -11,7 +11,7 @@ const PARTS = ["prompt-text", "prompt-foot", "files", "answer", "answer-foot", "
 
 export class TurnView {
   /** `actions`: onCopy(text, button), onRetry(turn), onRetryWith(turn), onContinue(turn, answer), onStop(),
-   *  onEdit(turn, content), onChoose(message), onCompare(turn, isCompared), onGoOn(answer), announce(text). */
+   *  onEdit(turn, content), onChoose(message), onCompare(turn, isCompared), onUse(answer), announce(text). */
   constructor(actions) {
     this.actions = actions;
     this.turn = null;

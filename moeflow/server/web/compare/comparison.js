@@ -1,5 +1,5 @@
-// The answers to one prompt side by side: each with its model, its settings and its numbers. The user chooses one to go
-// on with.
+// The answers to one prompt side by side: each with its model, its settings and its numbers. The user chooses one, and
+// the next message follows it.
 
 import { AnswerView } from "../chat/answer_view.js";
 import { describeValues } from "../presets/values.js";
@@ -7,7 +7,7 @@ import { setText } from "../set_text.js";
 import { tr } from "../translate.js";
 
 export class Comparison {
-  /** `actions`: as of `AnswerView`, and onGoOn(answer), onCompare(isCompared), onRetryWith(). */
+  /** `actions`: as of `AnswerView`, and onUse(answer), onCompare(isCompared), onRetryWith(). */
   constructor(element, actions) {
     Object.assign(this, { element, actions });
     this.columns = element.querySelector(".attempts");
@@ -16,7 +16,7 @@ export class Comparison {
     element.querySelector(".with").addEventListener("click", () => actions.onRetryWith());
   }
 
-  /** Show these answers, of which `chosen` is the one that the conversation goes on with; none hides all. */
+  /** Show these answers; the next message follows `chosen`. Without answers, hide all. */
   show(answers, chosen, waitingFor) {
     this.element.hidden = answers.length === 0;
     const old = new Map(this.attempts.map((attempt) => [attempt.answer, attempt]));
@@ -46,7 +46,7 @@ class Attempt {
     element.querySelector("h2").remove(); // the title of the column stands for it
     this.view = new AnswerView(element, actions);
     part(".choice").before(this.view.element);
-    this.button.addEventListener("click", () => actions.onGoOn(answer));
+    this.button.addEventListener("click", () => actions.onUse(answer));
   }
 
   show(number, count, isChosen, waitingFor) {

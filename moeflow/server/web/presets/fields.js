@@ -34,7 +34,7 @@ export class SettingsFields {
     for (const field of defaulted) field.placeholder = defaults[field.name] ?? tr("default");
   }
 
-  /** Of values by name, those that the fields take as they are; the others are as they are by default. */
+  /** Values by name, with the default in the place of each value that its field would refuse. */
   checked(values) {
     return Object.fromEntries(
       this.fields.map((field) => {

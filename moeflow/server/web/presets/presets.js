@@ -8,7 +8,7 @@ import { wholeValues } from "./values.js";
 
 /** Emits "change" when presets or their values are others, here or in another tab. */
 export class Presets extends EventTarget {
-  /** `check(values)` returns the values without those that are out of range. */
+  /** `check(values)` replaces values out of range by the defaults. */
   constructor(check) {
     super();
     this.list = new NamedList("presets", ({ values }) => ({ values: check(values) }), [tr("Default")]);

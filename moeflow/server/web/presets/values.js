@@ -21,7 +21,7 @@ export const DEFAULTS = Object.freeze({
 /** Why the text of a field is not a value, or "", by the field's name. */
 export const PROBLEMS = { stop_strings: stopProblem, json_schema: schemaProblem };
 
-/** All values, of those that are known. By name, because another version of the page may have kept other settings. */
+/** A value for each known setting. By name, because another version of the page may have kept other settings. */
 export function wholeValues(kept) {
   const values = { ...DEFAULTS, ...kept };
   return Object.fromEntries(Object.keys(DEFAULTS).map((name) => [name, values[name]]));

@@ -1,5 +1,5 @@
 // The list of prompts that "/" opens at the message. The focus stays in the box: arrow keys choose, Enter or Tab inserts,
-// Escape closes, and screen readers are told of the active option (aria-activedescendant).
+// Escape closes. `aria-activedescendant` names the active option for screen readers.
 
 import { tr } from "../translate.js";
 
