@@ -227,6 +227,7 @@ function usePreset(id) {
 
 /** Let the user choose the settings of another attempt at an answer. */
 async function tryAgainWith(turn) {
+  if (!chat.isFree()) return;
   if (!tryAgain) {
     const { TryAgain } = await import("./compare/try_again.js");
     const fields = at("settings-fields");

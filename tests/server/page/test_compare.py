@@ -95,6 +95,22 @@ def test_two_models_answer_side_by_side(fleet, serve, open_page):
     expect(page.get_by_label("Model", exact=True)).to_have_value("c")
 
 
+def test_a_model_that_cannot_answer_is_shown_next_to_one_that_can(fleet, serve, open_page):
+    page = open_page(serve(fleet.app))
+    send_and_wait(page, "Hello?")
+    fleet.problem = "is damaged"
+    page.get_by_label("Model", exact=True).select_option("b")
+    button(page, "Ask a second model too").click()
+    send(page, "Hello again?")
+    expect(attempts(page).last.locator(".measured")).to_contain_text("tokens in")
+    expect(attempts(page).first.get_by_role("alert")).to_contain_text("is damaged")
+    page.reload()
+    turns(page).last.get_by_role("button", name="Side by side").click()
+    expect(attempts(page).first.get_by_role("alert")).to_contain_text("is damaged")
+    attempts(page).last.get_by_role("button", name="Use this answer").click()
+    expect(page.get_by_label("Model", exact=True)).to_have_value("a")
+
+
 def test_models_that_do_not_fit_together_answer_one_after_the_other(fleet, serve, open_page):
     page = open_page(serve(fleet.app))
     fleet.is_paused = True

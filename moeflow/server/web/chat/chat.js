@@ -94,8 +94,9 @@ export class Chat extends EventTarget {
   answerBoth(prompt) {
     const second = this.secondModel();
     if (!second) return this.answer(prompt);
-    const answers = [null, this.own({ model: second })].map((asked) => this.conversation.addAnswer(prompt, asked));
+    const answers = [this.model(), second].map((model) => this.conversation.addAnswer(prompt, this.own({ model })));
     this.conversation.choose(answers[0]);
+    this.goOnWith(this.model());
     this.compared.add(prompt.id);
     this.begin(prompt, answers);
     return true;

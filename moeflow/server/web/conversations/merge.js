@@ -36,6 +36,7 @@ export function withoutVain(messages) {
   const lastChildren = new Map(messages.map(({ parent, id }) => [parent, id]));
   const isInVain = (message) =>
     message.role === "assistant" &&
+    !message.asked?.isOwn && // one of answers to compare
     length(message) === 0 &&
     message.state !== "running" &&
     !lastChildren.has(message.id) &&
