@@ -123,7 +123,7 @@ class SequenceSight(msgspec.Struct, frozen=True, kw_only=True):
     queued_s: float  # waited before its first pass
     submitted_s: float  # on the engine's clock
     passes: list[PassSight]
-    counts: bytes  # [L, E] int64: its tokens that each expert got, drafted ones included
+    counts: bytes  # [L, E] int64: its tokens that each expert got, without rejected drafts; empty: forgotten
     drafts: list[SeenDrafts]  # of passes that had any, up to `MAX_DRAFTED_TOKENS` of the sequence
     output_token_ids: list[int]  # if there are drafts
 

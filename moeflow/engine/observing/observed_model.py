@@ -88,7 +88,7 @@ def _groups(num_encoder: int, num_decoder: int, config: EngineConfig) -> list[La
     num_layers, block_size = num_encoder + num_decoder, config.scheduler.block_size
     if not num_encoder:
         return [LayerGroup(range(num_layers), whole_spans)] if num_layers else []
-    groups = [LayerGroup(range(num_encoder), partial(input_spans, block_size=block_size))]
+    groups = [LayerGroup(range(num_encoder), input_spans)]
     if num_decoder:
         groups.append(LayerGroup(range(num_encoder, num_layers), partial(output_spans, block_size=block_size)))
     return groups

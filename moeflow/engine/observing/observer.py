@@ -30,7 +30,7 @@ from moeflow.engine.observing.pass_speeds import PassSpeeds
 from moeflow.engine.observing.request_records import RequestRecords
 from moeflow.engine.verification import Verified
 
-_MAX_ROWS: Final = 2048  # of passes that are added to the counts at once: they take memory until then
+_MAX_ROWS: Final = 4096  # of passes that are added to the counts at once: they take memory until then
 
 
 class Observer:
@@ -100,6 +100,7 @@ class Observer:
             entries=batch.entries,
             sampled=sampled,
             choices=choices,
+            num_rows=batch.num_tokens,
             start_s=start_s,
             duration_s=duration_s,
             stall_s=stall_s - stall_before_s,

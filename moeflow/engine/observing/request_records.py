@@ -19,7 +19,7 @@ from moeflow.core.request import Request, RequestStatus
 
 MAX_FINISHED: Final = 200
 MAX_BYTES: Final = 32 << 20
-_PASS: Final = np.dtype(
+PASS: Final = np.dtype(
     [
         ("start_s", "f8"),
         ("duration_s", "f4"),
@@ -32,19 +32,18 @@ _PASS: Final = np.dtype(
         ("read_bytes", "u8"),
     ]
 )  # the fields of `PassSight`
-PassRow = tuple[float, float, int, int, bool, int, int, float, int]
 
 
 class RequestRecord:
     """What was observed of one sequence."""
 
     def __init__(self, request: Request, num_layers: int, num_experts: int, top_k: int) -> None:
+        self._num_experts = num_experts
         self.request_id = request.request_id
-        self.counts: NDArray[np.int64] = np.zeros((num_layers, num_experts), np.int64)
         # [positions, L, K] uint16, with room for more; None: forgotten.
         self.routes: NDArray[np.uint16] | None = np.full((0, num_layers, top_k), NOT_COMPUTED, np.uint16)
         self._request: Request | None = request  # while it runs
-        self._passes = np.zeros(8, _PASS)
+        self._passes = np.zeros((8, PASS.itemsize), np.uint8)
         self._num_passes = 0
         self._drafts: list[bytes] = []  # each a `SeenDrafts` in msgpack
         self._num_drafted_tokens = 0
@@ -63,7 +62,7 @@ class RequestRecord:
         """Memory that it takes."""
         routes = 0 if self.routes is None else self.routes.nbytes
         drafts = sum(map(len, self._drafts))
-        return routes + self.counts.nbytes + self._passes.nbytes + self._token_ids.nbytes + drafts
+        return routes + self._passes.nbytes + self._token_ids.nbytes + drafts
 
     def settle(self) -> None:
         """Keep the tokens of a finished request instead of the request."""
@@ -73,12 +72,14 @@ class RequestRecord:
             self._token_ids = np.array(request.token_ids(0, request.num_tokens), np.int32)
             self._request = None
 
-    def add_pass(self, row: PassRow) -> None:
-        """Add a pass; its start is on the engine's clock."""
-        if self._num_passes == len(self._passes):
-            self._passes = np.concatenate([self._passes, np.zeros_like(self._passes)])
-        self._passes[self._num_passes] = (row[0] - self._submitted_s, *row[1:])
-        self._num_passes += 1
+    def add_passes(self, rows: NDArray[np.uint8]) -> None:
+        """Add passes, each the bytes of a `PASS`: [n, itemsize]. Their starts are on the engine's clock."""
+        needed = self._num_passes + len(rows)
+        if needed > len(self._passes):
+            number = max(needed - len(self._passes), len(self._passes))
+            self._passes = np.concatenate([self._passes, np.zeros((number, PASS.itemsize), np.uint8)])
+        self._passes[self._num_passes : needed] = rows
+        self._num_passes = needed
 
     def add_drafts(self, first: int, tree: DraftedTree) -> None:
         """Add the drafts of a pass whose first token has this place among the output."""
@@ -111,12 +112,26 @@ class RequestRecord:
             num_cached_tokens=cached,
             num_output_tokens=num_tokens - self._num_prompt_tokens,
             queued_s=queued_s,
-            submitted_s=self._submitted_s,
-            passes=[PassSight(*row) for row in self._passes[: self._num_passes].tolist()],
-            counts=self.counts.astype("<i8").tobytes(),
+            passes=self._pass_sights(),
+            counts=self._counts(),
             drafts=[msgspec.msgpack.decode(encoded, type=SeenDrafts) for encoded in self._drafts],
             output_token_ids=self._all_token_ids()[self._num_prompt_tokens :] if self._drafts else [],
         )
+
+    def _pass_sights(self) -> list[PassSight]:
+        rows = self._passes[: self._num_passes].copy().view(PASS).ravel()
+        rows["start_s"] -= self._submitted_s
+        return [PassSight(*row) for row in rows.tolist()]
+
+    def _counts(self) -> bytes:
+        """Return how many tokens each expert got, [L, E] int64; empty: forgotten."""
+        if self.routes is None:
+            return b""
+        num_layers = self.routes.shape[1]
+        layers = np.broadcast_to(np.arange(num_layers).reshape(1, -1, 1), self.routes.shape)
+        is_computed = self.routes != NOT_COMPUTED
+        keys = layers[is_computed] * self._num_experts + self.routes[is_computed]
+        return np.bincount(keys, minlength=num_layers * self._num_experts).astype("<i8").tobytes()
 
     def tokens(self) -> TokenSequence:
         """Return its tokens with their experts."""

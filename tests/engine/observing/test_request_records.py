@@ -11,7 +11,7 @@ from moeflow.core.observation import NOT_COMPUTED
 from moeflow.core.request import Request, RequestStatus
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.observing import request_records
-from moeflow.engine.observing.request_records import RequestRecord, RequestRecords
+from moeflow.engine.observing.request_records import PASS, RequestRecord, RequestRecords
 
 
 def request(name: str, num_tokens: int = 4) -> Request:
@@ -88,7 +88,8 @@ def test_a_finished_request_keeps_its_tokens_alone():
     record = records.of(one)
     one.output_token_ids += [7, 8]
     one.num_cached_tokens, one.queued_s = 3, 0.5
-    record.add_pass((10.0, 0.25, 4, 9, True, 2, 1, 0.125, 4096))
+    rows = np.array([(10.0, 0.25, 4, 9, True, 2, 1, 0.125, 4096)] * 20, PASS)
+    record.add_passes(rows.view(np.uint8).reshape(20, PASS.itemsize))
     finish(one)
     records.settle()
     one.output_token_ids.append(9)
@@ -96,7 +97,8 @@ def test_a_finished_request_keeps_its_tokens_alone():
     assert tokens.token_ids == [0, 1, 2, 3, 7, 8]
     assert (sight.is_running, sight.num_prompt_tokens, sight.num_output_tokens) == (False, 4, 2)
     assert (sight.num_cached_tokens, sight.queued_s) == (3, 0.5)
-    (found,) = sight.passes
+    found = sight.passes[-1]
+    assert len(sight.passes) == 20
     assert found.start_s == 10.0
     assert found.duration_s == pytest.approx(0.25)
     assert (found.num_tokens, found.num_pass_tokens, found.is_prompt) == (4, 9, True)
