@@ -112,6 +112,7 @@ class RequestRecord:
             num_cached_tokens=cached,
             num_output_tokens=num_tokens - self._num_prompt_tokens,
             queued_s=queued_s,
+            submitted_s=self._submitted_s,
             passes=self._pass_sights(),
             counts=self._counts(),
             drafts=[msgspec.msgpack.decode(encoded, type=SeenDrafts) for encoded in self._drafts],
