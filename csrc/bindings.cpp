@@ -583,7 +583,7 @@ void make_tables(DecoderPass& pass) {
 }
 
 int64_t run_pass(DecoderPass& pass, int64_t first_layer, uintptr_t hidden, int64_t routers_ahead, uintptr_t predicted,
-                 ExpertFetcher* fetcher) {
+                 ExpertFetcher* fetcher, uintptr_t times) {
   const auto& layers = pass.model->layers;
   if (layers.size() != pass.memory->caches.size() || layers.size() != pass.memory->states.size()) {
     throw std::invalid_argument("every layer has its own KV cache or states");
@@ -600,6 +600,7 @@ int64_t run_pass(DecoderPass& pass, int64_t first_layer, uintptr_t hidden, int64
   call.routers_ahead = routers_ahead;
   call.predicted = at<const uint8_t>(predicted);
   call.fetcher = fetcher;
+  call.times = at<LayerTimes>(times);
   WithoutGIL without_gil;
   if (pass.rotary.empty()) make_tables(pass);
   call.rotary = pass.rotary.data();
@@ -693,7 +694,7 @@ void bind_layers(nb::module_& m) {
            PASS_FIELD(normed), PASS_FIELD(topk_weights), PASS_FIELD(keeps_inputs), PASS_FIELD(layer_inputs),
            PASS_FIELD(inputs_stride), PASS_FIELD(out));
   pass.def("run", &run_pass, "first_layer"_a, "hidden"_a, "routers_ahead"_a, "predicted"_a,
-           "fetcher"_a.none());
+           "fetcher"_a.none(), "times"_a);
   m.attr("ABSENT") = kAbsent;
   m.attr("LOADING") = kLoading;
 }
@@ -727,7 +728,7 @@ void bind_reads(nb::module_& m) {
           "__init__",
           [](SlabReader* self, int descriptor, bool is_direct, uintptr_t layer_starts, uintptr_t layer_bytes,
              int64_t num_layers, int64_t slabs_per_layer, uintptr_t checksums, uintptr_t memory, int64_t slot_bytes,
-             int num_threads, bool keeps_spans) {
+             int num_threads) {
             const SlabFile file{descriptor,
                                 is_direct,
                                 at<const int64_t>(layer_starts),
@@ -735,13 +736,14 @@ void bind_reads(nb::module_& m) {
                                 num_layers,
                                 slabs_per_layer,
                                 at<const uint32_t>(checksums)};
-            new (self) SlabReader(file, at<uint8_t>(memory), slot_bytes, num_threads, keeps_spans);
+            new (self) SlabReader(file, at<uint8_t>(memory), slot_bytes, num_threads);
           },
           "descriptor"_a, "is_direct"_a, "layer_starts"_a, "layer_bytes"_a, "num_layers"_a, "slabs_per_layer"_a,
-          "checksums"_a, "memory"_a, "slot_bytes"_a, "num_threads"_a, "keeps_spans"_a)
+          "checksums"_a, "memory"_a, "slot_bytes"_a, "num_threads"_a)
       .def("submit", &SlabReader::submit, "slabs_and_slots"_a, "is_urgent"_a, "waits_at_once"_a)
       .def("cancel", &SlabReader::cancel, "slab"_a)
       .def("take_ended", &take_ended)
+      .def("keep_spans", &SlabReader::keep_spans, "keeps"_a)
       .def("take_spans", &take_spans)
       .def("wait", &SlabReader::wait, "seconds"_a, nb::call_guard<WithoutGIL>())
       .def("close", &SlabReader::close, nb::call_guard<WithoutGIL>())
@@ -762,13 +764,17 @@ void bind_reads(nb::module_& m) {
             fetcher.begin(std::move(free_slots), before != 0 ? &worth : nullptr, max_prefetches, max_needed);
           },
           "free_slots"_a, "before"_a, "used"_a, "unused"_a, "may_leave"_a, "max_prefetches"_a, "max_needed"_a)
-      .def("end", [](ExpertFetcher& fetcher) {  // (entries: (event, expert, slot), late, misses, seconds of waiting)
+      // (entries: (event, expert, slot), late, misses, seconds of waiting, waits: (layer, start, end in nanoseconds))
+      .def("end", [](ExpertFetcher& fetcher) {
         const FetchJournal journal = fetcher.end();
         std::vector<std::tuple<int, int, int>> entries;
         for (const FetchEntry& it : journal.entries) {
           entries.emplace_back(static_cast<int>(it.event), it.expert, it.slot);
         }
-        return std::make_tuple(std::move(entries), journal.num_late, journal.num_misses, journal.stall_s);
+        std::vector<std::tuple<int64_t, int64_t, int64_t>> waits;
+        for (const FetchWait& it : journal.waits) waits.emplace_back(it.layer, it.start_ns, it.end_ns);
+        return std::make_tuple(std::move(entries), journal.num_late, journal.num_misses, journal.stall_s,
+                               std::move(waits));
       });
 }
 

@@ -1,13 +1,13 @@
 #include "io/expert_fetcher.h"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 #include <stdexcept>
 #include <tuple>
 #include <utility>
 
 #include "ops/ops.h"
+#include "threads/clock.h"
 
 namespace moeflow {
 namespace {
@@ -107,14 +107,16 @@ bool ExpertFetcher::request(int64_t layer, const int64_t* ids, int64_t count) {
 
 bool ExpertFetcher::wait() {
   const size_t before = missing_.size();
-  const auto start = std::chrono::steady_clock::now();
+  const int64_t start_ns = now_ns(), layer = missing_.front() / num_experts_;
   bool is_in_time = true;
   while (is_in_time && !has_failed_ && missing_.size() == before) {
     is_in_time = reader_.has_ended() || reader_.wait(kPatienceS);
     collect();
     update_missing();
   }
-  journal_.stall_s += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const int64_t end_ns = now_ns();
+  journal_.stall_s += 1e-9 * static_cast<double>(end_ns - start_ns);
+  if (reader_.keeps_spans()) journal_.waits.push_back({layer, start_ns, end_ns});
   return missing_.size() < before && !has_failed_;
 }
 

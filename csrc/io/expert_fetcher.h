@@ -28,6 +28,11 @@ struct FetchEntry {
   int32_t expert, slot;
 };
 
+// A pass waited for experts of a layer, in nanoseconds of the steady clock.
+struct FetchWait {
+  int64_t layer, start_ns, end_ns;
+};
+
 // What happened from `begin` to `end`.
 struct FetchJournal {
   std::vector<FetchEntry> entries;
@@ -35,6 +40,7 @@ struct FetchJournal {
   int64_t num_late = 0;    // on their way already,
   int64_t num_misses = 0;  // or not.
   double stall_s = 0;      // the pass waited
+  std::vector<FetchWait> waits;  // each time; only while the reader keeps spans
 };
 
 // Which experts may leave: never while the pass runs, now, or as soon as it has computed their layer.

@@ -9,24 +9,16 @@
 #include <system_error>
 
 #include "io/crc32.h"
+#include "threads/clock.h"
 #include "threads/signals_blocked.h"
 #include "threads/spin.h"
 
 namespace moeflow {
-namespace {
 
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-}  // namespace
-
-SlabReader::SlabReader(const SlabFile& file, uint8_t* memory, int64_t slot_bytes, int num_threads, bool keeps_spans)
+SlabReader::SlabReader(const SlabFile& file, uint8_t* memory, int64_t slot_bytes, int num_threads)
     : file_(file),
       memory_(memory),
       slot_bytes_(slot_bytes),
-      keeps_spans_(keeps_spans),
       loads_(file.num_slabs()),
       is_checked_(file.num_slabs()) {
   SignalsBlocked blocked;
@@ -111,6 +103,12 @@ bool SlabReader::wait(double seconds) {
   return ended_one_.wait_until(lock, deadline, is_over);
 }
 
+void SlabReader::keep_spans(bool keeps) {
+  Lock lock(mutex_);
+  keeps_spans_.store(keeps, std::memory_order_relaxed);
+  if (!keeps) spans_.clear();
+}
+
 std::vector<ReadSpan> SlabReader::take_spans() {
   Lock lock(mutex_);
   std::vector<ReadSpan> spans;
@@ -154,11 +152,13 @@ void SlabReader::read_first(Lock& lock, int thread) {
   const int64_t slot = load.slot;
   const bool is_urgent = load.is_urgent;
   lock.unlock();
-  const int64_t start_ns = keeps_spans_ ? now_ns() : 0;
+  const int64_t start_ns = keeps_spans() ? now_ns() : 0;
   const bool is_right = read_piece(piece, slot);
-  const int64_t end_ns = keeps_spans_ ? now_ns() : 0;
+  const int64_t end_ns = start_ns != 0 ? now_ns() : 0;
   lock.lock();
-  if (keeps_spans_) spans_.push_back({thread, piece.slab, piece.num_bytes, is_urgent, start_ns, end_ns});
+  if (start_ns != 0 && keeps_spans()) {
+    spans_.push_back({thread, piece.slab, piece.num_bytes, is_urgent, start_ns, end_ns});
+  }
   end_pieces(lock, piece.slab, 1, is_right);
 }
 

@@ -55,7 +55,7 @@ class SlabReader {
  public:
   // Slots lie one behind the other from `memory` on. Without threads only waiting callers read. Throws
   // std::system_error if the system does not give that many.
-  SlabReader(const SlabFile& file, uint8_t* memory, int64_t slot_bytes, int num_threads, bool keeps_spans);
+  SlabReader(const SlabFile& file, uint8_t* memory, int64_t slot_bytes, int num_threads);
   ~SlabReader();
   SlabReader(const SlabReader&) = delete;
   SlabReader& operator=(const SlabReader&) = delete;
@@ -73,6 +73,9 @@ class SlabReader {
   std::vector<EndedRead> take_ended();
   // Waits until a read has ended that was not taken, or was taken by another caller. False: not in so long.
   bool wait(double seconds);
+  // Whether spans of reads are logged, from now on. Those so far are dropped with the log.
+  void keep_spans(bool keeps);
+  bool keeps_spans() const { return keeps_spans_.load(std::memory_order_relaxed); }
   std::vector<ReadSpan> take_spans();
 
   // Ends the threads, after the reads that have begun; all others have ended with that, and are not right.
@@ -104,7 +107,7 @@ class SlabReader {
   const SlabFile file_;
   uint8_t* const memory_;
   const int64_t slot_bytes_;
-  const bool keeps_spans_;
+  std::atomic<bool> keeps_spans_{false};
   std::mutex mutex_;
   std::condition_variable work_, ended_one_;
   std::map<Place, Piece> queue_;

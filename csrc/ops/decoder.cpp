@@ -9,6 +9,7 @@
 #include "ops/ops.h"
 #include "ops/rows.h"
 #include "ops/scratch.h"
+#include "threads/clock.h"
 
 namespace moeflow {
 namespace {
@@ -234,13 +235,20 @@ int64_t decoder(const Isa& isa, const DecoderCall& call) {
   for (int64_t i = call.first_layer; i < call.num_layers; ++i) {
     const DecoderLayer& layer = *call.layers[i];
     MoEStageCall stage = layer.stage;
+    LayerTimes* const times = call.times == nullptr ? nullptr : call.times + i;
+    if (times != nullptr) stamp(&times->begun_ns);
     stage.attended = mix(isa, call, i, between);
+    if (times != nullptr) {
+      stamp(&times->mixed_ns);
+      stage.routed_ns = &times->routed_ns;
+    }
     stage.hidden = stage.out = call.hidden;
     stage.num_tokens = tokens;
     if (call.keeps_inputs) stage.normed = call.normed + i * tokens * layer.hidden();
     if (stage.router.data == nullptr) {
       moe_stage(isa, stage);
       add_layer_input(isa, call, i);
+      if (times != nullptr) stamp(&times->ended_ns);
       continue;
     }
     if (call.topk_ids != nullptr) stage.topk_ids = call.topk_ids + num_routed * tokens * stage.routing.top_k;
@@ -248,6 +256,7 @@ int64_t decoder(const Isa& isa, const DecoderCall& call) {
     if (stage.layer.slots == nullptr) {
       moe_stage(isa, stage);
       add_layer_input(isa, call, i);
+      if (times != nullptr) stamp(&times->ended_ns);
       continue;
     }
     if (!call.keeps_inputs) stage.normed = call.normed;
@@ -255,6 +264,7 @@ int64_t decoder(const Isa& isa, const DecoderCall& call) {
     if (stage.normed_experts.shared_weights != nullptr) stage.beside = between.beside.at_least(tokens * layer.hidden());
     route_stage(isa, stage);
     if (!compute_in_slots(isa, call, routed_layer(call, stage, number, between), between)) return i;
+    if (times != nullptr) stamp(&times->ended_ns);
   }
   if (call.out != nullptr) {
     normalise(isa, NormCall{call.hidden, call.out_norm, tokens, call.layers[0]->hidden(), call.out});

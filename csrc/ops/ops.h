@@ -293,6 +293,7 @@ struct MoEStageCall {
   float* beside = nullptr;           // [num_tokens, hidden], where the shared one's result then goes
   const float* out_scale = nullptr;  // that `out` is multiplied by in the end; or null
   ExpertCapacity capacity{};         // of the chosen experts
+  int64_t* routed_ns = nullptr;      // where the time goes at which experts are chosen; or null
 };
 // What a router says of each expert, [num_tokens, num_experts].
 void router_logits(const Isa& isa, const MoEStageCall& call, const float* normed, int64_t num_tokens, float* logits);
@@ -382,6 +383,14 @@ constexpr int32_t kLoading = -2;  // on its way from disk
 
 class ExpertFetcher;  // expert_fetcher.h
 
+// The times at which a pass comes to the parts of a layer, in nanoseconds of the steady clock.
+struct LayerTimes {
+  int64_t begun_ns;   // the layer's norm and mixer begin
+  int64_t mixed_ns;   // the mixer is done; its output projection and the router follow
+  int64_t routed_ns;  // experts are chosen
+  int64_t ended_ns;   // the layer is done; not written where the pass stops
+};
+
 // A pass through layers, from the one after another. With slots, it stops at a layer that needs, or is predicted to
 // need, an absent expert, unless the fetcher can read it. The caller reads it, computes the layer's experts, and calls
 // again for the rest.
@@ -419,6 +428,7 @@ struct DecoderCall {
   // The normalized output of the last layer; null: not needed. Also where no layer is left to be run.
   float* out = nullptr;  // [num_tokens, hidden]
   Norm out_norm{};
+  LayerTimes* times = nullptr;  // [num_layers]; or null. They change no result
 };
 // Returns the layer that the pass stopped at, with `hidden` as it goes into the sum of the chosen experts, the shared
 // one included; or num_layers.

@@ -4,6 +4,7 @@
 #include "ops/ops.h"
 #include "ops/rows.h"
 #include "ops/scratch.h"
+#include "threads/clock.h"
 
 namespace moeflow {
 
@@ -60,6 +61,7 @@ void route_stage(const Isa& isa, const MoEStageCall& call) {
   if (call.router.data == nullptr) {
     std::fill_n(call.topk_ids, tokens, 0);
     std::fill_n(call.topk_weights, tokens, 1.0f);
+    stamp(call.routed_ns);
     return;
   }
   float* const scores = logits.at_least(tokens * num_experts);
@@ -69,6 +71,7 @@ void route_stage(const Isa& isa, const MoEStageCall& call) {
     limit_choices(isa, LimitCall{call.capacity, call.topk_ids, tokens, call.routing.top_k, num_experts,
                                  call.topk_weights});
   }
+  stamp(call.routed_ns);
 }
 
 namespace {

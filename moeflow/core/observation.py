@@ -42,12 +42,19 @@ class SpeedQuestion(msgspec.Struct, frozen=True, tag="speed"):
     """Asks for the work and the time of the passes of the last minute."""
 
 
+class TimelineQuestion(msgspec.Struct, frozen=True, tag="timeline"):
+    """Asks which lane did what in the last passes."""
+
+    num_passes: int  # at most
+
+
 Question = (
     Watch
     | ExpertQuestion
     | RequestQuestion
     | TokenQuestion
     | SpeedQuestion
+    | TimelineQuestion
 )  # fmt: skip
 
 
@@ -192,10 +199,17 @@ class SpeedSight(msgspec.Struct, frozen=True, tag="speed"):
     first_tokens: list[FirstToken]
 
 
+class TimelineSight(msgspec.Struct, frozen=True, tag="timeline"):
+    """The answer to `TimelineQuestion`."""
+
+    recording: bytes  # `Recording` of pipeline/runtime/recording.py as MessagePack; the first one has no pass
+
+
 Sight = (
     Watching
     | ExpertSight
     | RequestSight
     | TokenSight
     | SpeedSight
+    | TimelineSight
 )  # fmt: skip

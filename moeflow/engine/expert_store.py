@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
 from typing import Any, TypeVar, cast
@@ -31,7 +32,7 @@ from moeflow.experts.remote.borrowing import borrowing_of
 from moeflow.experts.remote.lender_costs import ExpertSize
 from moeflow.experts.remote.remote_experts import RemoteExperts
 from moeflow.experts.slot_arena import SlotArena, num_slots_in
-from moeflow.experts.spans import EXPERTS, WAITS, Spanned
+from moeflow.experts.spans import EXPERTS, WAITS, Spanned, untraced
 from moeflow.kernels.cpu import extension
 from moeflow.kernels.cpu.packed_experts import PackedExperts
 from moeflow.kernels.weight_format import WeightFormat
@@ -42,7 +43,6 @@ from moeflow.pipeline.runtime.trace import Label, Trace, TraceRow
 from moeflow.planner.choices.packed_files import ensure_packed_weights_file
 
 T = TypeVar("T")
-COMPUTING = "experts"  # a trace's row of the pass's own computation and waits
 
 
 class ExpertStore:
@@ -75,7 +75,9 @@ class ExpertStore:
             on_failure.callback(self._reader.close)
             depth = probe_read_depth(self._reader, arena, config.num_slots)
             arena.give_back(0)
-            self._disk = DiskReader(self._reader, arena, num_threads=depth, trace=trace)
+            numbers = _layer_numbers(shape)
+            trace = trace or Trace(is_on=False)
+            self._disk = DiskReader(self._reader, arena, num_threads=depth, trace=trace, layer_numbers=numbers)
             on_failure.callback(self._disk.close)
             self.cache = ExpertCache(
                 num_layers=spec.num_layers,
@@ -95,8 +97,10 @@ class ExpertStore:
             self.prefetch = PrefetchDriver[Batch](self.cache)
             self.pool.remote = self._remote_experts(config.remote, shape, is_wide=is_wide)
             on_failure.pop_all()
-        if trace is not None:
-            self.pool.spanned = traced_on(trace.row(COMPUTING), spec.mean_slab_bytes)
+        trace.follow(partial(self._trace_experts, traced_on(self._disk.computing, spec.mean_slab_bytes, numbers)))
+
+    def _trace_experts(self, traced: Spanned, is_on: bool) -> None:
+        self.pool.spanned = traced if is_on else untraced
 
     def _remote_experts(
         self, config: RemoteExpertsConfig | None, shape: ModelConfig, *, is_wide: bool
@@ -234,8 +238,18 @@ def _views(arena: SlotArena, shape: ModelConfig, spec: SlabSpec, *, is_wide: boo
     return [made[formats] for formats in formats_of_layers]
 
 
-def traced_on(row: TraceRow, slab_bytes: int) -> Spanned:
-    """Return a caller of functions that records their times and the bytes of their experts on a row."""
+def _layer_numbers(shape: ModelConfig) -> tuple[int, ...]:
+    """Return the number of each layer with experts among all layers; the encoder's come first."""
+    before = shape.num_encoder_layers
+    dense = () if shape.encoder is None else shape.encoder.dense_layers
+    return (*(layer for layer in range(before) if layer not in dense), *(before + layer for layer in shape.moe_layers))
+
+
+def traced_on(row: TraceRow, slab_bytes: int, layer_numbers: Sequence[int]) -> Spanned:
+    """Return a caller of functions that records their times and the bytes of their experts on a row.
+
+    `layer_numbers` are those of the layers with experts among all layers.
+    """
 
     def spanned(name: str, layer: int, function: Callable[..., T], /, *args: Any) -> T:
         start_ns = perf_counter_ns()
@@ -243,7 +257,7 @@ def traced_on(row: TraceRow, slab_bytes: int) -> Spanned:
             return function(*args)
         finally:
             num_bytes = len(args[0]) * slab_bytes if name == EXPERTS else 0
-            label = Label(name, layer, num_bytes=num_bytes)
+            label = Label(name, layer_numbers[layer], num_bytes=num_bytes)
             row.record(label, start_ns, perf_counter_ns(), is_blocked=name == WAITS)
 
     return spanned

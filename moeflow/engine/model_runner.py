@@ -26,10 +26,10 @@ from moeflow.kernels.on_demand import on_demand, without_gradients
 from moeflow.kv.block_tables import BlockTables
 from moeflow.kv.storage import KVStorage
 from moeflow.models.pass_input import PROMPT_CHUNK, PassInput
-from moeflow.pipeline.runtime.trace import Label, Trace
+from moeflow.pipeline.runtime.trace import SAMPLING, Label, Trace, working
 
 if TYPE_CHECKING:
-    from moeflow.engine import hybrid_store
+    from moeflow.engine import expert_store, hybrid_store
     from moeflow.engine.lossy_routing import LossyRouting
     from moeflow.engine.observing.observed_model import ObservedModel
     from moeflow.engine.offload import offloaded_model
@@ -38,14 +38,15 @@ if TYPE_CHECKING:
     from moeflow.engine.routing_record import RoutingRecord
     from moeflow.kernels.capacity import ExpertCapacity
     from moeflow.models.language_model import LanguageModel
+    from moeflow.pipeline.runtime.recording import Recording
 
 with on_demand(__name__):
-    from moeflow.engine import expert_store, logprobs, memory_limiter, pass_memory
+    from moeflow.engine import logprobs, memory_limiter, pass_memory, pass_tracing
     from moeflow.engine.observing import observed_model, residency
     from moeflow.models.layers import encoder_decoder
     from moeflow.pipeline.runtime import dot, perfetto, traced_tasks
 
-PASSES = "passes"  # a trace's row of whole passes
+_LOGITS, _SAMPLING = Label("logits"), Label("sampling")
 
 
 class PassResult(msgspec.Struct, frozen=True):
@@ -172,8 +173,12 @@ class ModelRunner:
         self._hybrid = hybrid
         self._recorder = recorder
         self._closed_too: list[Closable] = []
-        self._trace, self._trace_file, self._graph_file = trace, config.trace_file, config.graph_file
-        self._row = None if trace is None else trace.row(PASSES)
+        self._trace = trace or Trace(is_on=False)
+        self._sampling_row = self._trace.row(SAMPLING)
+        self._tracing: pass_tracing.PassTracing | None = None  # from the first time on that somebody looks
+        self._trace_file, self._graph_file = config.trace_file, config.graph_file
+        if self._trace.is_on:
+            self._tracing = pass_tracing.PassTracing(self._trace, model, model.config, keeps_all=True)
         self._no_expert_stats = ExpertStats(memory_limit_bytes=config.memory_bytes)
         shape = model.config
         self._kv = make_kv_storage(config, shape)
@@ -213,10 +218,17 @@ class ModelRunner:
         """Where experts come from; None: all are in memory."""
         return self._store
 
-    @property
-    def trace(self) -> Trace | None:
-        """The recorded part so far; None: nothing is."""
-        return self._trace
+    def recording(self, num_passes: int) -> Recording:
+        """See `RecordsSpans`."""
+        if self._tracing is None:
+            self._tracing = pass_tracing.PassTracing(self._trace, self._model, self._model.config, keeps_all=False)
+        self._tracing.switch(is_on=True)
+        return self._tracing.recording(num_passes)
+
+    def end_recording(self) -> None:
+        """See `RecordsSpans`."""
+        if self._tracing is not None:
+            self._tracing.switch(is_on=False)
 
     def expert_stats(self) -> ExpertStats:
         """Return statistics of experts so far."""
@@ -238,7 +250,9 @@ class ModelRunner:
             hybrid=None if self._hybrid is None else self._hybrid.pool,
             ranks=None if self._ranks is None or self._upkeep is None else (self._ranks, self._upkeep),
         )
-        return observed_model.observed_model(self._model, self._forward, self._config, places, disk, self._waited_s)
+        return observed_model.observed_model(
+            self._model, self._forward, self._config, places, disk, self._waited_s, self
+        )
 
     def _waited_s(self) -> float:
         """Return how long passes have waited for other ranks, the mean of ranks, or for a GPU."""
@@ -271,13 +285,14 @@ class ModelRunner:
         yield from filter(None, others)
 
     def _write_trace(self) -> None:
-        trace, self._trace = self._trace, None
-        if trace is not None and self._graph_file:
+        graph_file, trace_file, self._graph_file, self._trace_file = self._graph_file, self._trace_file, "", ""
+        if graph_file:
             dot.write_dot(
-                traced_tasks.tasks_of_last_pass(trace, PASSES, expert_store.COMPUTING), Path(self._graph_file)
+                traced_tasks.tasks_of_last_pass(self._trace, pass_tracing.PASSES, pass_tracing.COMPUTING),
+                Path(graph_file),
             )
-        if trace is not None and self._trace_file:
-            perfetto.write_perfetto(trace, Path(self._trace_file))
+        if trace_file:
+            perfetto.write_perfetto(self._trace, Path(trace_file))
 
     def expect(self, request: Request) -> None:
         """See `Runner.expect`."""
@@ -335,10 +350,8 @@ class ModelRunner:
         end_ns = time.perf_counter_ns()
         if self._experts is not None:
             self._experts.end_pass(batch.num_tokens)
-        if self._row is not None:
-            # Without attention's, which grow with contexts.
-            flops = 2 * self.info.num_active_parameters * batch.num_tokens
-            self._row.record(Label(f"pass of {batch.num_tokens} tokens", flops=flops), start_ns, end_ns)
+        if self._tracing is not None and self._tracing.is_on:
+            self._tracing.end_pass(batch, start_ns, end_ns)
         if self._recorder is not None:
             compute_s = (end_ns - start_ns) / 1e9 - (self._stall_s() - stall_s)
             self._recorder.end_pass(num_generated=self._num_generated, compute_s=compute_s)
@@ -363,8 +376,8 @@ class ModelRunner:
         with self._with_ranks(given):
             # One after another, as they are asked for: those of a whole prompt would be many times the rest.
             found = self._forward.run(given)
-            logits = (self._model.logits(hidden) for hidden in islice(found, len(given.logit_rows)))
-            sampled = self._sampling.sample(next(logits), sampling) if sampling else {}
+            logits = (self._logits(hidden) for hidden in islice(found, len(given.logit_rows)))
+            sampled = self._sample(next(logits), sampling) if sampling else {}
             self._keep(sampling, sampled)
             return PassResult(
                 sampled,
@@ -375,6 +388,14 @@ class ModelRunner:
                 },
                 {entry.request: next(found) for entry in batch.entries if entry.pooled},
             )
+
+    def _logits(self, hidden: Array) -> Array:
+        with working(self._sampling_row, _LOGITS):
+            return self._model.logits(hidden)
+
+    def _sample(self, logits: Array, entries: Sequence[BatchEntry]) -> dict[Request, Verified]:
+        with working(self._sampling_row, _SAMPLING):
+            return self._sampling.sample(logits, entries)
 
     @contextmanager
     def _with_ranks(self, given: PassInput) -> Iterator[None]:

@@ -78,7 +78,7 @@ def load_runner(config: EngineConfig, progress: Callable[[int, int], None] | Non
     set_up(config)
     with closing(open_checkpoint(config.model_path)) as checkpoint, ExitStack() as on_failure:
         experts = recorder = None
-        trace = Trace() if config.trace_file or config.graph_file else None
+        trace = Trace(is_on=bool(config.trace_file or config.graph_file))
         if config.record_routing:
             recorder = routing_record.RoutingRecord(
                 routing_recorder.RoutingRecorder(Path(config.record_routing), _trace_header(checkpoint, config))

@@ -64,10 +64,9 @@ class ExpertPool:
     def lend_slots(self, num_layers: int, num_choices: int) -> None:
         """Let kernels load experts until the end of their call, for `num_layers` layers of `num_choices` each.
 
-        They do not if other machines compute some experts, or if a trace records each layer's reads and waits. In large
-        passes they do not either, since layers stream.
+        They do not if other machines compute some experts. In large passes they do not either, since layers stream.
         """
-        if self.fetcher is None or self.remote is not None or self.spanned is not untraced:
+        if self.fetcher is None or self.remote is not None:
             return
         if num_choices <= _FEW_CHOICES * self.cache.num_experts:
             # Twice the need: the pass may turn out to need experts at the front of the order of eviction.

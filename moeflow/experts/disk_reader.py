@@ -22,6 +22,7 @@ from moeflow.experts.cache.journal import SlotJournal
 from moeflow.experts.cache.load_job import LoadJob, OnDone
 from moeflow.experts.cache.worth import Worth
 from moeflow.experts.slot_arena import SlotArena
+from moeflow.experts.spans import COMPUTING, WAITS
 from moeflow.kernels.cpu.slab_reads import SlabPlaces, SlabReads, SlotFetcher
 from moeflow.pipeline.runtime.trace import Label, Trace, TraceRow
 
@@ -50,15 +51,29 @@ class Slabs(Protocol):
 class DiskReader:
     """Reads experts into the slots of an arena; a `Fetcher`. Callers hold the cache's lock, except in waits."""
 
-    def __init__(self, slabs: Slabs, arena: SlotArena, *, num_threads: int, trace: Trace | None = None) -> None:
-        """Start the threads; `close` ends them."""
+    def __init__(
+        self,
+        slabs: Slabs,
+        arena: SlotArena,
+        *,
+        num_threads: int,
+        trace: Trace | None = None,
+        layer_numbers: Sequence[int] = (),
+    ) -> None:
+        """Start the threads; `close` ends them.
+
+        `layer_numbers` are those of the layers with experts among all layers, for the trace; none: the same.
+        """
         spec = slabs.index.spec
         self._slabs = slabs
         self._arena = arena
         self._loads: dict[int, tuple[LoadJob, OnDone]] = {}  # under way, by the expert's number
         self._num_experts = spec.num_experts
         self._fetcher: SlotFetcher  # from `serve` on
-        self._rows = [] if trace is None else _rows(trace, num_threads)
+        self._trace = trace or Trace(is_on=False)
+        self._rows = _rows(self._trace, num_threads)
+        self.computing = self._trace.row(COMPUTING)  # of the thread that computes
+        self._numbers = layer_numbers or range(len(spec.layer_starts))
         places = SlabPlaces(
             descriptor=slabs.descriptor,
             is_direct=slabs.is_direct,
@@ -67,7 +82,8 @@ class DiskReader:
             slabs_per_layer=spec.num_experts,
             checksums=slabs.index.checksums[: spec.num_slabs],
         )
-        self.reads = SlabReads(places, arena.slots, num_threads=num_threads, keeps_spans=trace is not None)
+        self.reads = SlabReads(places, arena.slots, num_threads=num_threads)
+        self._trace.follow(self.reads.keep_spans)
 
     def serve(self, cache: ExpertCache) -> None:
         """Report loads to a cache, and bring its experts while kernels run."""
@@ -86,7 +102,10 @@ class DiskReader:
 
     def end(self) -> SlotJournal:
         """See `Fetcher`."""
-        return SlotJournal(*self._fetcher.end())
+        entries, num_late, num_misses, stall_s, waits = self._fetcher.end()
+        for layer, start_ns, end_ns in waits:
+            self.computing.record(Label(WAITS, self._numbers[layer]), start_ns, end_ns, is_blocked=True)
+        return SlotJournal(entries, num_late, num_misses, stall_s)
 
     def start_loads(self, jobs: Sequence[LoadJob], on_done: OnDone) -> list[SlabLoad]:
         """Queue the reads of some experts; see `load_job.StartLoads`.
@@ -125,7 +144,7 @@ class DiskReader:
         for number, _, is_right in self.reads.take_ended():
             job, on_done = self._loads[number]
             on_done(job, self.outcome(job, is_right=is_right))
-        if self._rows:
+        if self._trace.is_on:
             self._record()
 
     def wait(self, condition: threading.Condition) -> None:
@@ -147,7 +166,7 @@ class DiskReader:
     def _record(self) -> None:
         for span in self.reads.take_spans():
             name = "read" if span.is_urgent else "prefetch"
-            label = Label(name, span.slab // self._num_experts, num_bytes=span.num_bytes)
+            label = Label(name, self._numbers[span.slab // self._num_experts], num_bytes=span.num_bytes)
             self._rows[span.thread].record(label, span.start_ns, span.end_ns)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
+COMPUTING = "experts"  # a trace's row of what a pass computes with experts, and of its waits for them
 EXPERTS = "experts"  # the called function's first argument is a list of them
 WAITS = "waits for experts"
 

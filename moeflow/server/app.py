@@ -23,6 +23,7 @@ from moeflow.server.api import (
     server_log,
     speed,
     status,
+    timeline,
     tokenize,
 )
 from moeflow.server.api.chat import chat
@@ -137,6 +138,7 @@ def create_app(
         request_stories,
         experts,
         speed,
+        timeline,
         replicas,
         model_changes,
         server_log,

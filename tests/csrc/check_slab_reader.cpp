@@ -81,7 +81,8 @@ bool can_be_read(int64_t slab) { return slab != kDamaged && slab != kMissing; }
 // Each slab has its own slot. A read that was not cancelled ends once, with the right bytes.
 void check_reads(int num_threads, unsigned seed) {
   Disk disk(kSlabs, false);
-  SlabReader reader(disk.file(), disk.memory.data(), 2 * kPage, num_threads, true);
+  SlabReader reader(disk.file(), disk.memory.data(), 2 * kPage, num_threads);
+  reader.keep_spans(true);
   std::mt19937 chance(seed);
   std::set<int64_t> under_way;
   for (int step = 0; step < 300; ++step) {
@@ -111,7 +112,7 @@ void check_reads(int num_threads, unsigned seed) {
 // Threads that submit and wait at once, each its own slabs; another one closes in the end.
 void check_many_users(int num_threads) {
   Disk disk(kSlabs);
-  SlabReader reader(disk.file(), disk.memory.data(), 2 * kPage, num_threads, false);
+  SlabReader reader(disk.file(), disk.memory.data(), 2 * kPage, num_threads);
   std::atomic<int64_t> num_ended{0}, num_right{0};
   std::vector<std::thread> users;
   constexpr int kUsers = 4, kRounds = 20;
@@ -167,7 +168,7 @@ class Records {
 // Passes over layers with experts at random, prefetches at random, and slots that are too few now and then.
 void check_passes(int num_threads, int64_t num_slots, unsigned seed) {
   Disk disk(num_slots, false);
-  SlabReader reader(disk.file(), disk.memory.data(), 2 * kPage, num_threads, false);
+  SlabReader reader(disk.file(), disk.memory.data(), 2 * kPage, num_threads);
   std::vector<int32_t> table(kSlabs, kAbsent);
   ExpertFetcher fetcher(reader, table.data(), kLayers, kExperts);
   Records records(num_slots);

@@ -18,6 +18,7 @@ from moeflow.engine.observing.residency import Residency
 from moeflow.engine.observing.routing_tap import RoutingTap
 from moeflow.engine.sampler import SampledToken
 from moeflow.engine.verification import Verified
+from moeflow.pipeline.runtime.recording import Recording
 from tests.scheduler.fake_model import VOCAB_SIZE, FakeModel
 from tests.shapes import ENGINE, INFO
 
@@ -67,8 +68,18 @@ class FakeRunner:
             not_counted="the fake model has no experts",
             residency=Residency(ENGINE),
             disk=None,
+<<<<<<< HEAD
             waited_s=lambda: 0.0,
+=======
+            spans=self,
+>>>>>>> 2e24ebfd (engine: record spans of the last passes while somebody asks)
         )
+
+    def recording(self, num_passes):
+        return Recording(clock_ns=0, num_passes=0, rows=[], layers=[], times=[])
+
+    def end_recording(self):
+        pass
 
     def close(self) -> None:
         self.is_closed = True

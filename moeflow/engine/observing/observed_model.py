@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -21,8 +21,19 @@ if TYPE_CHECKING:
     from moeflow.engine.expert_store import ExpertStore
     from moeflow.engine.offload.offloaded_model import OffloadedModel
     from moeflow.models.language_model import LanguageModel
+    from moeflow.pipeline.runtime.recording import Recording
 
 _DENSE: Final = "the model has no experts"
+
+
+class RecordsSpans(Protocol):
+    """Records which lane does what in passes, while it is asked to."""
+
+    def recording(self, num_passes: int) -> Recording:
+        """Return the spans of the last passes. The first call begins to record them. Between passes."""
+
+    def end_recording(self) -> None:
+        """Record no more, and forget the spans so far. Between passes."""
 
 
 class ObservedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +49,11 @@ class ObservedModel(msgspec.Struct, frozen=True, kw_only=True):
     not_counted: str  # what is missing, and why; empty: nothing is
     residency: Residency
     disk: ExpertStore | None  # where experts come from; None: all are in memory
+<<<<<<< HEAD
     waited_s: Callable[[], float]  # that passes have waited for other ranks, the mean of ranks, or for a GPU
+=======
+    spans: RecordsSpans
+>>>>>>> 2e24ebfd (engine: record spans of the last passes while somebody asks)
 
     def reads(self) -> tuple[float, int]:
         """Return the seconds that passes have waited for experts, and the bytes read of them."""
@@ -51,7 +66,11 @@ def observed_model(
     config: EngineConfig,
     residency: Residency,
     disk: ExpertStore | None,
+<<<<<<< HEAD
     waited_s: Callable[[], float],
+=======
+    spans: RecordsSpans,
+>>>>>>> 2e24ebfd (engine: record spans of the last passes while somebody asks)
 ) -> ObservedModel:
     """Return the model of this process, the first rank, as an observer sees it."""
     shape = model.config
@@ -70,7 +89,11 @@ def observed_model(
         not_counted=not_counted,
         residency=residency,
         disk=disk,
+<<<<<<< HEAD
         waited_s=waited_s,
+=======
+        spans=spans,
+>>>>>>> 2e24ebfd (engine: record spans of the last passes while somebody asks)
     )
 
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import msgspec
+
 from moeflow.core.batch import Batch
 from moeflow.core.engine_messages import DraftedTree
 from moeflow.core.observation import (
@@ -16,7 +18,12 @@ from moeflow.core.observation import (
     RequestQuestion,
     RequestSight,
     Sight,
+<<<<<<< HEAD
     SpeedQuestion,
+=======
+    TimelineQuestion,
+    TimelineSight,
+>>>>>>> 2e24ebfd (engine: record spans of the last passes while somebody asks)
     TokenQuestion,
     TokenSight,
     Watching,
@@ -79,8 +86,14 @@ class Observer:
                     top_k=self._model.top_k,
                     sequences=[record.tokens() for record in self._records.find(question.request_id)],
                 )
+<<<<<<< HEAD
             case SpeedQuestion():
                 return self._speeds.sight(self._clock())
+=======
+            case TimelineQuestion():
+                recording = self._model.spans.recording(question.num_passes)
+                return TimelineSight(msgspec.msgpack.encode(recording))
+>>>>>>> 2e24ebfd (engine: record spans of the last passes while somebody asks)
         return Watching(self._clock() - self._since_s)
 
     def begin_pass(self) -> None:
@@ -128,6 +141,7 @@ class Observer:
         """Observe no more, and give back what that takes."""
         self._model.tap.close()
         self._model.residency.end()
+        self._model.spans.end_recording()
 
     def _fold(self) -> None:
         if self._passes:

@@ -6,6 +6,7 @@ The results are those of the layers' stages one after another, to the bit.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -43,6 +44,7 @@ class Expected(msgspec.Struct, frozen=True):
 
 
 NOTHING: Final = Expected()
+TIMES_PER_LAYER: Final = 4
 
 
 class _Memory(NamedTuple):
@@ -137,7 +139,7 @@ class PackedDecoder:
             out=address(out),
         )
         looked_at = (self, memory, positions, metadata, states, layer_inputs)
-        return PackedPass(hidden, topk_ids, normed, topk_weights, self.routed, handle, looked_at, out)
+        return PackedPass(hidden, topk_ids, normed, topk_weights, self.routed, len(self.layers), handle, looked_at, out)
 
     def _memory_of(self, blocks: Sequence[KVBlocks], states: PassStates | None) -> _Memory:
         """Return where keys, values and states are, for the extension. Raises: ValueError if it does not fit."""
@@ -211,9 +213,22 @@ class PackedPass(msgspec.Struct):
     normed: Array | None
     topk_weights: Array | None  # [T, K]; likewise
     _routed: Sequence[int]  # the layers with routers
+    _num_layers: int
     _handle: Any
     _memory: tuple[object, ...]  # objects used by the handle, other than these tensors
     out: Array | None  # [T, H], the normalized output of the last layer, once complete; None: no norm follows it
+
+    times: array[int] | None = None  # see `tell_times`
+
+    def tell_times(self, times: array[int]) -> None:
+        """Have the pass write when it comes to the parts of layers, in nanoseconds of `time.perf_counter_ns`.
+
+        The parts are those of `LayerTimes` in csrc/ops/ops.h. Shapes: times [layers * TIMES_PER_LAYER] of 64 bits.
+        """
+        num_layers = self._num_layers
+        if (times.typecode, len(times)) != ("q", num_layers * TIMES_PER_LAYER):
+            raise ValueError(f"{num_layers} layers write {TIMES_PER_LAYER} times of 64 bits each")
+        self.times = times
 
     @property
     def num_tokens(self) -> int:
@@ -251,5 +266,6 @@ class PackedPass(msgspec.Struct):
             routers_ahead=expected.routers_ahead,
             predicted=address(expected.predicted),
             fetcher=fetcher,
+            times=0 if self.times is None else self.times.buffer_info()[0],
         )
         return stopped

@@ -44,7 +44,7 @@ class ReadSpan:
 class SlabReads:
     """Reads under way: what somebody waits for before what may be needed, that in the order of layers."""
 
-    def __init__(self, places: SlabPlaces, slots: Array, *, num_threads: int, keeps_spans: bool = False) -> None:
+    def __init__(self, places: SlabPlaces, slots: Array, *, num_threads: int) -> None:
         """Take the memory of slots, [slots, bytes of whole pages] uint8. Without threads, only waiting callers read.
 
         Raises: RuntimeError if the system does not give that many threads.
@@ -64,7 +64,6 @@ class SlabReads:
             memory=address(slots),
             slot_bytes=row_stride(slots),
             num_threads=num_threads,
-            keeps_spans=keeps_spans,
         )
 
     @property
@@ -87,8 +86,12 @@ class SlabReads:
         ended: list[tuple[int, int, bool]] = self.handle.take_ended()
         return ended
 
+    def keep_spans(self, keeps: bool) -> None:
+        """Keep a log of reads from now on, and of waits in `SlotFetcher.end`; or end that and drop it."""
+        self.handle.keep_spans(keeps)
+
     def take_spans(self) -> list[ReadSpan]:
-        """Return the log of reads, if it is kept."""
+        """Return the log of reads, if it is kept, and empty it."""
         return [ReadSpan(*span) for span in self.handle.take_spans()]
 
     def wait(self, seconds: float) -> bool:
@@ -136,10 +139,11 @@ class SlotFetcher:
             addresses = [it.ctypes.data for it in kept]  # they are copied
         self.handle.begin(list(free_slots), *addresses, max_prefetches, max_needed)
 
-    def end(self) -> tuple[list[tuple[int, int, int]], int, int, float]:
+    def end(self) -> tuple[list[tuple[int, int, int]], int, int, float, list[tuple[int, int, int]]]:
         """Take the slots back; return what happened: (event, expert, slot) in order, late, misses, seconds of waiting.
 
-        Events are those of csrc/io/expert_fetcher.h. Late and missing experts are counted for finished layers.
+        Events are those of csrc/io/expert_fetcher.h. Late and missing experts are counted for finished layers. At the
+        end each wait: (layer, start_ns, end_ns), if a log of reads is kept.
         """
-        found: tuple[list[tuple[int, int, int]], int, int, float] = self.handle.end()
+        found: tuple[list[tuple[int, int, int]], int, int, float, list[tuple[int, int, int]]] = self.handle.end()
         return found

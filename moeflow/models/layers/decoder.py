@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from moeflow.core.model_config import ModelConfig
 from moeflow.kernels.arrays import Array, floats, is_numpy
@@ -25,6 +25,9 @@ from moeflow.models.layers.norm import Norm
 from moeflow.models.layers.packed_layers import PackedLayers
 from moeflow.models.layers.rotary import RotaryEmbeddings
 from moeflow.models.layers.weight_allocator import HeadWeight, WeightAllocator, own_rows_of, rows_of, whole
+
+if TYPE_CHECKING:
+    from moeflow.pipeline.runtime.layer_times import LayerStamp, LayerTimes
 
 MakeLayer = Callable[[ModelConfig, WeightAllocator, int], DecoderLayer]  # the last is the layer's number
 
@@ -74,6 +77,8 @@ class CausalLM:
         self.rotary = RotaryEmbeddings(config.attention.ropes, config.attention.head_dim, allocator.device)
         out_norm = self.norm.weights if len(own) == config.num_layers else None
         self._packed = PackedLayers.of(self.layers, self.rotary.kinds, out_norm, allocator)
+        self._has_cached_experts = allocator.has_cached_experts
+        self.layer_times: LayerTimes | None = None  # gets those of each pass; None: nobody asks
 
     @without_gradients
     def __call__(self, token_ids: Array, context: ForwardContext) -> Array:
@@ -83,7 +88,7 @@ class CausalLM:
         """
         hidden, context = self.begin(token_ids, context)
         if self._packed is not None and context.kv.is_for_kernels:
-            normed = self._packed(hidden, context).out
+            normed = self._packed(hidden, context, self.layer_times).out
             assert normed is not None, "this is a stage without the last layer"
             return normed
         hidden, normed = self._run_layers(hidden, context)
@@ -118,7 +123,7 @@ class CausalLM:
         Shapes: hidden [T, H], which is used up -> [T, H].
         """
         if self._packed is not None and context.kv.is_for_kernels:
-            return self._packed(hidden, context).hidden
+            return self._packed(hidden, context, self.layer_times).hidden
         return self._run_layers(hidden, context)[0]
 
     def _run_layers(self, hidden: Array, context: ForwardContext) -> tuple[Array, Array | None]:
@@ -127,9 +132,18 @@ class CausalLM:
         assert not is_numpy(hidden), "layers that no kernel computes whole need torch's tensors"
         normed = None
         next_norms = (*(layer.input_layernorm for layer in self.layers[1:]), self.norm)
-        for layer, next_norm in zip(self.layers, next_norms, strict=True):
-            hidden, normed = layer.run(hidden, normed, next_norm, rotary, context)
+        for layer, next_norm, stamp in zip(self.layers, next_norms, self._stamps(len(hidden)), strict=True):
+            if stamp is None:
+                hidden, normed = layer.run(hidden, normed, next_norm, rotary, context)
+                continue
+            stamp.begin()
+            hidden, normed = layer.run(hidden, normed, next_norm, rotary, context, stamp.mixed)
+            if not (layer.has_router and self._has_cached_experts):  # these report their own spans
+                stamp.end()
         return hidden, normed
+
+    def _stamps(self, num_tokens: int) -> Sequence[LayerStamp | None]:
+        return [None] * len(self.layers) if self.layer_times is None else self.layer_times.stamps(num_tokens)
 
     @without_gradients
     def logits(self, hidden: Array) -> Array:
@@ -159,6 +173,7 @@ class CausalLM:
         early = copy(self)
         early.config = replace(self.config, num_layers=num_layers)
         early.layers = self.layers[:num_layers]
+        early.layer_times = None
         early._packed = None if self._packed is None else self._packed.first(num_layers)
         return early
 

@@ -83,13 +83,17 @@ class DecoderLayer:
         next_norm: Norm,
         rotary: Sequence[RotaryTable],
         context: ForwardContext,
+        on_mixed: Callable[[], None] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the result, and that normalised as the next layer needs it, if this takes no launch of its own.
 
-        `normed` are the normalised hidden states, if they are there. Shapes: [T, H] all.
+        `normed` are the normalised hidden states, if they are there. `on_mixed` is called after attention, before its
+        output projection. Shapes: [T, H] all.
         """
         qkv = self.pre_attention(hidden) if normed is None else self.mixer.in_proj(normed)
         attended = self.attention(qkv, rotary, context)
+        if on_mixed is not None:
+            on_mixed()
         if self._has_own_norms and isinstance(self.mlp, normed_experts.NormedExperts) and self.mlp.num_joined:
             return self.mlp.finish_layer(
                 self.mixer.out_proj(attended),

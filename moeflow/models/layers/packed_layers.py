@@ -23,6 +23,7 @@ from moeflow.models.layers.weight_allocator import OnRoute, WeightAllocator
 
 if TYPE_CHECKING:
     from moeflow.experts.cached_experts import CachedExperts
+    from moeflow.pipeline.runtime.layer_times import LayerTimes
 
 
 OnChoices = Callable[[Array], None]
@@ -65,8 +66,8 @@ class PackedLayers:
         decoder = PackedDecoder(whole.layers[:num_layers], whole.rotary, whole.out_norm)
         return PackedLayers(decoder, None if self._cached is None else self._cached.first(decoder), None)
 
-    def __call__(self, hidden: Array, context: ForwardContext) -> PackedPass:
-        """Run a pass and return it; writes K and V of every token.
+    def __call__(self, hidden: Array, context: ForwardContext, layer_times: LayerTimes | None = None) -> PackedPass:
+        """Run a pass and return it; writes K and V of every token. Its times go to `layer_times`.
 
         Shapes: hidden [T, H] float32, which is used up.
         Blocks: until experts are there. Raises: StorageError if one cannot be read.
@@ -83,6 +84,8 @@ class PackedLayers:
             keeps_choices=is_recorded or self.on_choices is not None,
             keeps_inputs=keeps_inputs,
         )
+        if layer_times is not None:
+            work.tell_times(layer_times.begin(len(hidden)))
         if self._cached is None:
             work.run()
         else:
@@ -136,7 +139,7 @@ class _CachedLayers:
             expected = prefetch.expected(work.num_tokens) if has_absent and prefetch is not None else NOTHING
             if has_absent and expected.predicted is None:
                 self._pool.lend_slots(len(self._routed) - num_routed, work.num_choices)
-            stopped = self._pool.spanned("layers", num_routed, work.run, layer, expected, self._pool.fetcher_handle)
+            stopped = work.run(layer, expected, self._pool.fetcher_handle)
             end = self._num_routed_before(stopped)
         finally:
             cache.kernel_reads.end(num_routed, on_host(work.choices(num_routed, end)))

@@ -54,8 +54,9 @@ class Executor:
         self.lanes = lanes
         self.own_lanes = (COMPUTE, *launching)
         self.window = window
-        self.rows = {} if trace is None else {name: trace.row(name) for name in self.own_lanes}
-        self.row = self.rows.get(COMPUTE)
+        trace = trace or Trace(is_on=False)
+        self.rows = {name: trace.row(name) for name in self.own_lanes}
+        self.row = self.rows[COMPUTE]
 
     def check(self, task: Task) -> Task:
         """Return the task. Raises: ValueError if its op or its lane is unknown."""
@@ -101,21 +102,21 @@ class _ExecutorRun(ReadyTasks):
 
     def submit(self, entry: Entry) -> None:
         task = entry.task
-        label = _UNTRACED if self.executor.row is None else partial(_label, task)
+        label = partial(_label, task) if self.executor.row.is_on else _UNTRACED
         lane = self.executor.lanes[task.lane]
         entry.future = lane.submit(self._run_there, entry, priority=task.priority, label=label)
         entry.future.on_done(partial(self._fail_if_refused, entry))
 
     def run_here(self, entry: Entry) -> None:
         task = entry.task
-        row = self.executor.rows.get(task.lane)
-        start_ns = 0 if row is None else perf_counter_ns()
+        row = self.executor.rows[task.lane]
+        start_ns = perf_counter_ns() if row.is_on else 0
         cost, failure = None, None
         try:
             cost = self.executor.ops[task.op](task)
         except Exception as error:
             failure = error
-        if row is not None:
+        if start_ns:
             row.record(_label(task, cost), start_ns, perf_counter_ns())
         self._end_task(entry, failure)
         failure = None  # its traceback holds this frame
@@ -160,7 +161,7 @@ class _ExecutorRun(ReadyTasks):
     def wait(self) -> None:
         """Wait until the caller can run a task or read one, or until the run is over."""
         row = self.executor.row
-        with waiting(row, _UNTRACED if row is None else self._awaited()):
+        with waiting(row, self._awaited() if row.is_on else _UNTRACED):
             while self.must_wait:
                 self.bell.get()
 

@@ -39,7 +39,8 @@ class Lane:
         self._bell: SimpleQueue[None] = SimpleQueue()  # rung for each job; waiting at it costs no polling
         self._is_closed = False
         names = [name] if num_threads == 1 else [f"{name} {i}" for i in range(num_threads)]
-        rows = [None if trace is None else trace.row(row_name, lane=name) for row_name in names]
+        trace = trace or Trace(is_on=False)
+        rows = [trace.row(row_name, lane=name) for row_name in names]
         self._threads = [
             threading.Thread(target=self._serve, args=(row,), name=f"lane {thread_name}", daemon=True)
             for thread_name, row in zip(names, rows, strict=True)
@@ -89,7 +90,7 @@ class Lane:
     ) -> None:
         self.close()
 
-    def _serve(self, row: TraceRow | None) -> None:
+    def _serve(self, row: TraceRow) -> None:
         while True:
             self._bell.get()
             is_last = self._is_closed  # read first: after it nothing is added
@@ -123,14 +124,14 @@ class _Job(Future[T]):
         self._work, self._args = None, ()
         return True
 
-    def run(self, row: TraceRow | None) -> None:
+    def run(self, row: TraceRow) -> None:
         """Do the work, unless it was cancelled."""
         if not self.begin():
             return
         work, args = self._work, self._args
         assert work is not None
         self._work, self._args = None, ()
-        start_ns = 0 if row is None else perf_counter_ns()
+        start_ns = perf_counter_ns() if row.is_on else 0
         try:
             value = work(*args)
         except BaseException as error:  # the waiting caller gets every error
@@ -141,8 +142,8 @@ class _Job(Future[T]):
             self._record(row, start_ns, value)
             self.set_result(value)
 
-    def _record(self, row: TraceRow | None, start_ns: int, value: T | None) -> None:
-        if row is not None:
+    def _record(self, row: TraceRow, start_ns: int, value: T | None) -> None:
+        if start_ns:
             end_ns = perf_counter_ns()
             label = self._label if isinstance(self._label, Label) else self._label(value)
             row.record(label, start_ns, end_ns)

@@ -9,13 +9,23 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from moeflow.pipeline.runtime.trace import Trace, TraceRow, TraceSpan
 
 Event = dict[str, Any]
-_PROCESS = 1
+_Row = tuple[int, TraceRow, list[TraceSpan]]  # its number, and its spans by their starts
+
+
+class Process(NamedTuple):
+    """A process with a trace."""
+
+    trace: Trace
+    number: int = 1
+    name: str = ""  # empty: it is the only one
+    clock_ns: int = 0  # Unix time at zero of the trace's clock; 0: there is no other clock
 
 
 def write_perfetto(trace: Trace, path: Path) -> None:
@@ -30,8 +40,32 @@ def write_perfetto(trace: Trace, path: Path) -> None:
 
 def perfetto_events(trace: Trace) -> Iterator[Event]:
     """Yield the events of a trace; its time begins with its first span."""
-    rows = [(number, row, sorted(row.spans, key=_by_start)) for number, row in enumerate(trace.rows, start=1)]
-    origin_ns = min((spans[0].start_ns for _, _, spans in rows if spans), default=0)
+    return events_of([Process(trace)])[1]
+
+
+def events_of(processes: Iterable[Process]) -> tuple[int, Iterator[Event]]:
+    """Return the start of the first span in nanoseconds of Unix time, and the events, whose time begins there."""
+    sorted_rows = [
+        (process, [(number, row, sorted(row.spans, key=_by_start)) for number, row in enumerate(process.trace.rows, 1)])
+        for process in processes
+    ]
+    starts = (process.clock_ns + spans[0].start_ns for process, rows in sorted_rows for _, _, spans in rows if spans)
+    origin_ns = min(starts, default=0)
+    return origin_ns, chain.from_iterable(_events(process, rows, origin_ns) for process, rows in sorted_rows)
+
+
+def _events(process: Process, rows: list[_Row], origin_ns: int) -> Iterator[Event]:
+    origin_ns -= process.clock_ns
+    if process.name:
+        yield {"ph": "M", "name": "process_name", "args": {"name": process.name}, "pid": process.number}
+    for event in _process_events(rows, origin_ns):
+        event["pid"] = process.number
+        if "id" in event:
+            event["id"] = f"{process.number}.{event['id']}"
+        yield event
+
+
+def _process_events(rows: list[_Row], origin_ns: int) -> Iterator[Event]:
     for number, row, spans in rows:
         yield from _row_names(number, row)
         for span in spans:
@@ -49,8 +83,8 @@ def _by_start(span: TraceSpan) -> tuple[int, int]:
 
 
 def _row_names(number: int, row: TraceRow) -> Iterator[Event]:
-    common = {"ph": "M", "pid": _PROCESS, "tid": number}
-    yield {**common, "name": "thread_name", "args": {"name": row.name}}
+    common = {"ph": "M", "tid": number}
+    yield {**common, "name": "thread_name", "args": {"name": row.name, "lane": row.lane}}
     yield {**common, "name": "thread_sort_index", "args": {"sort_index": number}}
 
 
@@ -62,11 +96,11 @@ def _slice(row_number: int, span: TraceSpan, origin_ns: int) -> Event:
         "bytes": label.num_bytes or None,
         "flops": label.flops or None,
         "task": label.task_id,
+        "requests": label.requests or None,
     }
     place = "" if label.layer is None else f" {label.layer}"
     return {
         "ph": "X",
-        "pid": _PROCESS,
         "tid": row_number,
         "name": f"{label.name}{place}" + ("" if label.micro_batch is None else f".{label.micro_batch}"),
         "cat": "blocked" if span.is_blocked else "work",
@@ -86,7 +120,7 @@ def _arrows(spans: Iterable[tuple[int, TraceSpan]], origin_ns: int) -> Iterator[
             if before not in latest:  # no longer in its row
                 continue
             num_arrows += 1
-            common = {"pid": _PROCESS, "name": "after", "cat": "after", "id": num_arrows}
+            common = {"name": "after", "cat": "after", "id": num_arrows}
             source_number, source = latest[before]
             yield {**common, "ph": "s", "tid": source_number, "ts": _us(source.start_ns - origin_ns)}
             yield {**common, "ph": "f", "bp": "e", "tid": row_number, "ts": _us(span.start_ns - origin_ns)}
@@ -106,13 +140,7 @@ def _rates(lane: str, spans: Iterable[TraceSpan], origin_ns: int) -> Iterator[Ev
     for time_ns, change in sorted(changes.items()):
         now += change
         name = f"{lane} bytes/s"
-        yield {
-            "ph": "C",
-            "pid": _PROCESS,
-            "name": name,
-            "ts": _us(time_ns - origin_ns),
-            "args": {"bytes/s": round(now)},
-        }
+        yield {"ph": "C", "name": name, "ts": _us(time_ns - origin_ns), "args": {"bytes/s": round(now)}}
 
 
 def _us(ns: int) -> float:

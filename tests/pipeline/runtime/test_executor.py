@@ -314,8 +314,8 @@ def test_the_trace_has_costs_tasks_and_waits():
     spans = {row.name: list(row.spans) for row in trace.rows}
     (link,) = spans["link"]
     wait, compute = spans[COMPUTE]
-    assert link.label == ("load", 0, None, 1000, 0, 0, ())
-    assert compute.label == ("compute", 0, 1, 0, 7, 1, (0,))
+    assert link.label == ("load", 0, None, 1000, 0, 0, (), ())
+    assert compute.label == ("compute", 0, 1, 0, 7, 1, (0,), ())
     assert wait.label.name == "waits for load"
     assert wait.is_blocked
     assert link.end_ns <= compute.start_ns

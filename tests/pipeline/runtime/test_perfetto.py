@@ -87,8 +87,10 @@ def test_waits_lie_inside_the_work_that_waits():
         ("waits for expert 3", "blocked"),
     ]
     check_well_formed(events)
-    with waiting(None, Label("nothing is traced")):
+    trace.switch(is_on=False)
+    with waiting(row, Label("nothing is traced")):
         pass
+    assert row.spans == []
 
 
 def test_a_row_that_ran_out_of_room_has_no_arrows_from_nowhere():

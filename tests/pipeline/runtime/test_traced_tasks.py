@@ -14,7 +14,7 @@ def made(spans, passes=((0, 100),)):
         rows["passes"].record(Label("pass"), start, end)
     for row, name, layer, start, end, *blocked in spans:
         rows[row].record(Label(name, layer), start, end, is_blocked=bool(blocked))
-    return list(tasks_of_last_pass(trace, "passes", "experts"))
+    return list(tasks_of_last_pass(trace, "passes", ("experts",)))
 
 
 def test_spans_of_the_last_pass_become_tasks_after_what_had_ended():
@@ -48,7 +48,7 @@ def test_tasks_of_a_pipeline_are_those_that_the_executor_ran():
     trace.row("passes").record(Label("pass"), 0, 100)
     trace.row("compute").record(Label("post_attention", 2, 1, task_id=7, after=(3, 5)), 50, 60)
     trace.row("link 0", lane="link").record(Label("load_hidden", 2, 1, task_id=5), 30, 40)
-    tasks = list(tasks_of_last_pass(trace, "passes", "experts"))
+    tasks = list(tasks_of_last_pass(trace, "passes", ("experts",)))
     assert [(task.id, task.op, task.layer, task.micro_batch, task.lane, task.after) for task in tasks] == [
         (5, "load_hidden", 2, 1, "link", ()),
         (7, "post_attention", 2, 1, "compute", (3, 5)),
