@@ -1,0 +1,59 @@
+// The time line as tables: sums of each lane, and the spans in sight.
+
+import { make } from "../elements.js";
+import { tr } from "../../translate.js";
+import { duration, percent, quantity } from "./format.js";
+import { firstAfter } from "./trace.js";
+import { longest, summarise, waitedShare } from "./summary.js";
+
+const MAX_ROWS = 500;
+
+/** Rows of the sums of lanes: texts. */
+export function sumsOf(trace) {
+  return summarise(trace).map(({ lane, busy, blocked, share }) => [
+    nameOf(lane, trace),
+    duration(busy),
+    blocked ? duration(blocked) : "–",
+    percent(share),
+  ]);
+}
+
+/** Sentences about all passes. */
+export function factsOf(trace) {
+  const pass = longest(trace.passes);
+  if (!pass) return [];
+  return [
+    tr("Passes shown: {count}. Passes waited {share} of their time.", { count: trace.passes.length, share: percent(waitedShare(trace)) }),
+    tr("The longest one took {duration}: {name}.", { duration: duration(pass.end - pass.start), name: pass.name }),
+  ];
+}
+
+/** Rows of the spans in a part of the time, at most MAX_ROWS: texts. */
+export function spansIn(trace, { from, to }) {
+  const spans = trace.lanes.flatMap((lane) => {
+    const first = firstAfter(lane.spans, from);
+    return lane.spans.slice(first).filter((span) => span.start < to && span.end > from);
+  });
+  spans.sort((one, other) => one.start - other.start);
+  return spans.slice(0, MAX_ROWS).map((span) => [
+    nameOf(span.lane, trace),
+    span.name,
+    duration(span.start),
+    duration(span.end - span.start),
+    span.isBlocked ? tr("waits") : tr("works"),
+    span.args.bytes ? quantity(span.args.bytes, "B") : "–",
+  ]);
+}
+
+export function fill(table, heads, rows) {
+  const head = make("tr", {}, ...heads.map((text) => make("th", { scope: "col", textContent: text })));
+  const body = rows.map(([first, ...others]) => {
+    const cells = others.map((text) => make("td", { textContent: text }));
+    return make("tr", {}, make("th", { scope: "row", textContent: first }), ...cells);
+  });
+  table.replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
+}
+
+function nameOf(lane, { hasEngines }) {
+  return hasEngines ? `${lane.engine}: ${tr(lane.name)}` : tr(lane.name);
+}
