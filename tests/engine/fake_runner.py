@@ -68,11 +68,8 @@ class FakeRunner:
             not_counted="the fake model has no experts",
             residency=Residency(ENGINE),
             disk=None,
-<<<<<<< HEAD
             waited_s=lambda: 0.0,
-=======
             spans=self,
->>>>>>> 2e24ebfd (engine: record spans of the last passes while somebody asks)
         )
 
     def recording(self, num_passes):

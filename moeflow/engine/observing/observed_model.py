@@ -49,11 +49,8 @@ class ObservedModel(msgspec.Struct, frozen=True, kw_only=True):
     not_counted: str  # what is missing, and why; empty: nothing is
     residency: Residency
     disk: ExpertStore | None  # where experts come from; None: all are in memory
-<<<<<<< HEAD
     waited_s: Callable[[], float]  # that passes have waited for other ranks, the mean of ranks, or for a GPU
-=======
     spans: RecordsSpans
->>>>>>> 2e24ebfd (engine: record spans of the last passes while somebody asks)
 
     def reads(self) -> tuple[float, int]:
         """Return the seconds that passes have waited for experts, and the bytes read of them."""
@@ -66,11 +63,8 @@ def observed_model(
     config: EngineConfig,
     residency: Residency,
     disk: ExpertStore | None,
-<<<<<<< HEAD
     waited_s: Callable[[], float],
-=======
     spans: RecordsSpans,
->>>>>>> 2e24ebfd (engine: record spans of the last passes while somebody asks)
 ) -> ObservedModel:
     """Return the model of this process, the first rank, as an observer sees it."""
     shape = model.config
@@ -89,11 +83,8 @@ def observed_model(
         not_counted=not_counted,
         residency=residency,
         disk=disk,
-<<<<<<< HEAD
         waited_s=waited_s,
-=======
         spans=spans,
->>>>>>> 2e24ebfd (engine: record spans of the last passes while somebody asks)
     )
 
 

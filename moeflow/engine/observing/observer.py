@@ -18,12 +18,9 @@ from moeflow.core.observation import (
     RequestQuestion,
     RequestSight,
     Sight,
-<<<<<<< HEAD
     SpeedQuestion,
-=======
     TimelineQuestion,
     TimelineSight,
->>>>>>> 2e24ebfd (engine: record spans of the last passes while somebody asks)
     TokenQuestion,
     TokenSight,
     Watching,
@@ -86,14 +83,11 @@ class Observer:
                     top_k=self._model.top_k,
                     sequences=[record.tokens() for record in self._records.find(question.request_id)],
                 )
-<<<<<<< HEAD
             case SpeedQuestion():
                 return self._speeds.sight(self._clock())
-=======
             case TimelineQuestion():
                 recording = self._model.spans.recording(question.num_passes)
                 return TimelineSight(msgspec.msgpack.encode(recording))
->>>>>>> 2e24ebfd (engine: record spans of the last passes while somebody asks)
         return Watching(self._clock() - self._since_s)
 
     def begin_pass(self) -> None:
