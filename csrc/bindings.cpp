@@ -744,6 +744,7 @@ void bind_reads(nb::module_& m) {
       .def("cancel", &SlabReader::cancel, "slab"_a)
       .def("take_ended", &take_ended)
       .def("keep_spans", &SlabReader::keep_spans, "keeps"_a)
+      .def_prop_ro("keeps_spans", &SlabReader::keeps_spans)
       .def("take_spans", &take_spans)
       .def("wait", &SlabReader::wait, "seconds"_a, nb::call_guard<WithoutGIL>())
       .def("close", &SlabReader::close, nb::call_guard<WithoutGIL>())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import zlib
 from functools import cache
+from time import perf_counter_ns
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from moeflow.models.layers.allocation.packed import PackedAllocator
 from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.models.layers.context import ForwardContext
 from moeflow.models.layers.moe import MoE
+from moeflow.pipeline.runtime.layer_times import NUM_PARTS, LayerFacts, LayerTimes
 from tests.shapes import TINY
 
 pytestmark = pytest.mark.skipif(not extension.is_available(), reason=extension.why_not())
@@ -316,3 +318,53 @@ def test_a_damaged_expert_fails_the_pass_and_the_next_one_is_right():
     while cached.disk.pending:
         cached.disk.finish_one()
     assert torch.equal(cached.run(batch), run(resident_model("int8"), batch))
+
+
+def timed(model, compute):
+    """Return what `compute` does while the model tells its times, and these: of each layer in each call."""
+    facts = [LayerFacts(number, True, layer.has_router, 0) for number, layer in enumerate(model.layers)]
+    times = model.layer_times = LayerTimes(facts, 8)
+    try:
+        out = compute()
+    finally:
+        model.layer_times = None
+    found = [list(each.times) for each in times.passes]
+    return out, [[of[i : i + NUM_PARTS] for i in range(0, len(of), NUM_PARTS)] for of in found]
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_times_of_layers_change_no_bit_and_follow_each_other(family):
+    model, batch = resident_model("float32", family), [[1, 2, 3], [4]]
+    plain = run(model, batch)
+    begun_ns = perf_counter_ns()
+    out, (layers,) = timed(model, lambda: run(model, batch))
+    in_order = [begun_ns, *(at for layer in layers for at in layer), perf_counter_ns()]
+    assert torch.equal(out, plain)
+    assert in_order == sorted(in_order)
+    assert len(in_order) == 2 + NUM_PARTS * len(model.layers)
+    out, (layers,) = timed(model, lambda: layer_by_layer(model, batch))
+    assert torch.equal(out, plain)
+    parts = [(begun, mixed, ended) for begun, mixed, _, ended in layers]
+    assert all(begun < mixed < ended for begun, mixed, ended in parts)
+
+
+@pytest.mark.parametrize("predictor", PREDICTOR_NAMES)
+def test_layers_that_python_finishes_have_no_end(predictor):
+    """It reports the spans of their experts itself."""
+    cached, plain = (Cached("float32", 3, predictor=predictor) for _ in range(2))
+    batch = [[1, 2, 3], [4]]
+    out, (layers,) = timed(cached.model, lambda: cached.run(batch))
+    assert torch.equal(out, plain.run(batch))
+    assert cached.num_calls == plain.num_calls > 1
+    assert all(begun < mixed < routed for begun, mixed, routed, _ in layers)
+    num_finished = sum(ended > 0 for *_, ended in layers)
+    num_stops = cached.num_calls - (layers[-1][-1] > 0)
+    assert num_finished == len(layers) - num_stops
+
+
+def test_times_need_room_for_all_layers():
+    model = resident_model("float32", "qwen3_moe")
+    model.layer_times = LayerTimes([LayerFacts(0, True, True, 0)], 1)
+    with pytest.raises(ValueError, match="5 layers write 4 times"):
+        run(model, [[1]])
+    model.layer_times = None
