@@ -169,11 +169,13 @@ class Records {
 void check_passes(int num_threads, int64_t num_slots, unsigned seed) {
   Disk disk(num_slots, false);
   SlabReader reader(disk.file(), disk.memory.data(), 2 * kPage, num_threads);
+  const bool keeps_spans = seed % 2 == 0;
+  reader.keep_spans(keeps_spans);
   std::vector<int32_t> table(kSlabs, kAbsent);
   ExpertFetcher fetcher(reader, table.data(), kLayers, kExperts);
   Records records(num_slots);
   std::mt19937 chance(seed);
-  int64_t num_finished = 0;
+  int64_t num_finished = 0, num_waits = 0;
   for (int pass = 0; pass < 60; ++pass) {
     std::vector<double> values[3];
     for (std::vector<double>& of_all : values) {
@@ -209,7 +211,16 @@ void check_passes(int num_threads, int64_t num_slots, unsigned seed) {
       fetcher.finish();
       ++num_finished;
     }
-    records.replay(fetcher.end());
+    const FetchJournal journal = fetcher.end();
+    int64_t until_ns = 0;
+    for (const FetchWait& wait : journal.waits) {
+      expect(until_ns <= wait.start_ns && wait.start_ns <= wait.end_ns, "the order of waits");
+      expect(wait.layer >= 0 && wait.layer < kLayers, "the layer of a wait");
+      until_ns = wait.end_ns;
+    }
+    expect(keeps_spans || journal.waits.empty(), "waits that nobody asked for");
+    num_waits += static_cast<int64_t>(journal.waits.size());
+    records.replay(journal);
     for (int32_t expert = 0; expert < kSlabs; ++expert) {
       const auto found = records.slots.find(expert);
       expect(found == records.slots.end() ? table[expert] < 0 : table[expert] == found->second, "the table");
@@ -227,6 +238,7 @@ void check_passes(int num_threads, int64_t num_slots, unsigned seed) {
     }
   }
   expect(num_finished > 30, "how far passes come");
+  expect((num_waits > 0) == keeps_spans, "whether waits are noted");
 }
 
 }  // namespace

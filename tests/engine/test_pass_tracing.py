@@ -1,8 +1,9 @@
-"""Spans of the passes of real models, switched on and off at run time: they change no token, and lie where they must."""
+"""Spans of the passes of real models, switched on and off at run time: they change no token, and cover the passes."""
 
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 from time import perf_counter_ns
 
 import msgspec
@@ -103,7 +104,7 @@ def test_the_parts_of_a_resident_model_cover_its_passes_in_order(load, model):
         assert [span.label.layer for span in parts] == [layer for layer in range(NUM_LAYERS) for _ in range(3)]
         parts += within(found["sampling"], one)
         assert [span.label.name for span in parts[-2:]] == ["logits", "sampling"]
-        for before, after in zip(parts, parts[1:], strict=False):
+        for before, after in pairwise(parts):
             assert before.start_ns < before.end_ns <= after.start_ns
         flops = {span.label.flops for span in experts}
         num_tokens = 5 if one is passes[0] else 1

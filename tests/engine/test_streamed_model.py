@@ -200,7 +200,9 @@ def test_a_graph_shows_what_ran_in_the_last_pass(model, tmp_path):
     assert sorted(drawn) == sorted(ran)
     assert any(name.startswith("read") for name in drawn)
     run(resident_config(model, graph_file=file), PROMPTS[:1])
-    assert len(re.findall(r"^  t\d+ \[label", file.read_text(), re.MULTILINE)) == 3 * 3 + 2  # parts of layers, and the end
+    assert (
+        len(re.findall(r"^  t\d+ \[label", file.read_text(), re.MULTILINE)) == 3 * 3 + 2
+    )  # parts of layers, and the end
 
 
 def test_a_resident_model_counts_no_experts(model):

@@ -28,7 +28,7 @@ class Recording(msgspec.Struct, frozen=True):
     clock_ns: int  # Unix time at zero of that clock: other processes and machines align by it
     num_passes: int
     rows: list[RecordedRow]
-    layers: list[LayerFacts]
+    layers: list[LayerFacts]  # empty: their times are not known
     times: list[tuple[int, bytes]]  # of each pass: tokens, and `PassTimes.times`
 
     def to_trace(self) -> Trace:
@@ -36,9 +36,10 @@ class Recording(msgspec.Struct, frozen=True):
         trace = Trace(is_on=False)
         for recorded in self.rows:
             trace.row(recorded.name, lane=recorded.lane).add_source(recorded.read)
-        times = LayerTimes(self.layers, len(self.times))
-        times.passes.extend(PassTimes(num_tokens, array("q", each)) for num_tokens, each in self.times)
-        times.add_to(trace)
+        if self.layers:
+            times = LayerTimes(self.layers, len(self.times))
+            times.passes.extend(PassTimes(num_tokens, array("q", each)) for num_tokens, each in self.times)
+            times.add_to(trace)
         return trace
 
 

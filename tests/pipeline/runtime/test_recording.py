@@ -46,7 +46,7 @@ def test_the_parts_of_layers_are_spans_that_follow_each_other():
     attention, router, experts = found.values()
     for mixed, chosen, computed in zip(attention, router, experts, strict=True):
         assert (mixed.end_ns, chosen.end_ns) == (chosen.start_ns, computed.start_ns)
-        assert not (mixed.is_blocked or chosen.is_blocked or computed.is_blocked)
+        assert not any(span.is_blocked for span in (mixed, chosen, computed))
 
 
 def test_a_part_that_a_pass_did_not_come_to_has_no_span():
