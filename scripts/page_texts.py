@@ -4,7 +4,8 @@
 
 Lists for each language of `web/languages.js` the texts that lack a translation, and translations that nothing uses.
 Texts are the string literals in the first argument of `tr(...)` and `textKey(...)`, the titles in
-`inspect/views.js`, and what the page's document shows. Exits with 1 where a list is not empty.
+`inspect/views.js`, the server's sentences in `stories/sentences.py`, and what the page's document shows. Exits with 1
+where a list is not empty.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+
+from moeflow.server.stories.sentences import NOT_OBSERVED, REASONS
 
 WEB = Path(__file__).parent.parent / "moeflow" / "server" / "web"
 _ATTRIBUTES = ("aria-label", "placeholder", "title")
@@ -96,7 +99,7 @@ def page_texts(web: Path = WEB) -> tuple[set[str], list[str]]:
         if name == "inspect/views.js":
             texts |= {json.loads(title) for title in _TITLE.findall(source)}
         variable += [f"{name}: tr({argument})" for argument in unknown]
-    return texts, variable
+    return texts | {*REASONS.values(), *NOT_OBSERVED.values()}, variable
 
 
 def dictionaries(web: Path = WEB) -> dict[str, dict[str, str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 import numpy as np
@@ -11,14 +10,10 @@ import numpy as np
 from moeflow.core.engine_messages import ModelInfo, TokenOutput
 from moeflow.core.observation import PassSight, RequestQuestion, RequestSight, SequenceSight
 from moeflow.server.served_model import ServedModel
+from moeflow.server.stories.sentences import NOT_OBSERVED
 from moeflow.server.stories.story import Story
 from moeflow.text.drafted_passes import DraftedPass, DraftTexts
 from moeflow.text.tokenizer import Tokenizer
-
-NOT_LOADED: Final = "the model is not loaded any more."
-NOT_ANSWERED: Final = "the engine does not answer."
-NOT_WATCHED: Final = "its passes were not observed. Engines observe them while the inspector is open, and 60 s longer."
-PARTLY_WATCHED: Final = "a part of its passes was not observed, so the numbers are those of the rest."
 
 
 class Pass(msgspec.Struct, frozen=True):
@@ -61,14 +56,14 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 async def seen_of(served: ServedModel | None, story: Story) -> Seen:
     """Ask the engines of a model about a request; they observe their passes then for a while."""
     if served is None or served.generator is None:
-        return Seen(not_observed=NOT_LOADED)
+        return Seen(not_observed=NOT_OBSERVED["not loaded"])
     sights = await served.look(RequestQuestion(story.object_id))
     known = {place: sight for place, sight in sights.items() if isinstance(sight, RequestSight)}
     if not known:
-        return Seen(not_observed=NOT_ANSWERED)
+        return Seen(not_observed=NOT_OBSERVED["no answer"])
     having = {place: sight for place, sight in known.items() if sight.sequences}
     if not having:
-        return Seen(not_observed=NOT_WATCHED)
+        return Seen(not_observed=NOT_OBSERVED["not watched"])
     return await _told(served, story, having)
 
 
@@ -88,7 +83,7 @@ async def _told(served: ServedModel, story: Story, having: dict[int, RequestSigh
         queued_s=min(sequence.queued_s for sequence in sequences),
         replica=None if others else replica,
         host=None if others else served.replicas()[replica].host,
-        not_observed=PARTLY_WATCHED if _is_partial(story, sequences) else "",
+        not_observed=NOT_OBSERVED["partly watched"] if _is_partial(story, sequences) else "",
     )
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from moeflow.core.observation import NOT_COMPUTED, TokenQuestion, TokenSequence, TokenSight
 from moeflow.server.errors import ApiError
 from moeflow.server.served_model import ServedModel
-from moeflow.server.stories.seen import NOT_ANSWERED, NOT_LOADED, NOT_WATCHED, numbers_of
+from moeflow.server.stories.seen import numbers_of
+from moeflow.server.stories.sentences import NOT_OBSERVED
 from moeflow.server.stories.story import Story
 from moeflow.text.output_text import Detokenizer
 from moeflow.text.tokenizer import Tokenizer
@@ -44,15 +45,15 @@ async def tokens_of(served: ServedModel | None, story: Story, number: int) -> Ro
     Raises: ApiError 404 if it was not observed, or there is no such sequence.
     """
     if served is None or served.generator is None:
-        raise ApiError(404, _CODE, f"The tokens are not known: {NOT_LOADED}")
+        raise _unknown("not loaded")
     generator = served.generator
     sights = await served.look(TokenQuestion(story.object_id))
     found = [sight for sight in sights.values() if isinstance(sight, TokenSight)]
     if not found:
-        raise ApiError(404, _CODE, f"The tokens are not known: {NOT_ANSWERED}")
+        raise _unknown("no answer")
     sequences = {it.sequence_id: (sight, it) for sight in found for it in sight.sequences}
     if not sequences:
-        raise ApiError(404, _CODE, f"The tokens are not known: {NOT_WATCHED}")
+        raise _unknown("not watched")
     if number >= len(sequences):
         message = f"sequence must be less than {len(sequences)}: the engine knows so many sequences of the request"
         raise ApiError(404, _CODE, message)
@@ -61,6 +62,10 @@ async def tokens_of(served: ServedModel | None, story: Story, number: int) -> Ro
     return RoutedTokens(
         layers=sight.layers, num_experts=sight.num_experts, top_k=sight.top_k, sequence=number, tokens=tokens
     )
+
+
+def _unknown(why: str) -> ApiError:
+    return ApiError(404, _CODE, f"The tokens are not known: {NOT_OBSERVED[why]}")
 
 
 def _routed(tokenizer: Tokenizer, sight: TokenSight, sequence: TokenSequence) -> list[RoutedToken]:

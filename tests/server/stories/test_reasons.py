@@ -7,10 +7,11 @@ import pytest
 
 from moeflow.server.stories.phases import Phase
 from moeflow.server.stories.reasons import seconds, slow_because
-from moeflow.server.stories.seen import NOT_WATCHED, Pass, Seen
+from moeflow.server.stories.seen import Pass, Seen
+from moeflow.server.stories.sentences import NOT_OBSERVED
 from moeflow.server.stories.story import Story
 
-UNSEEN = Seen(not_observed=NOT_WATCHED)
+UNSEEN = Seen(not_observed=NOT_OBSERVED["not watched"])
 STORY = Story(
     id="req_1",
     object_id="cmpl-1",
@@ -59,7 +60,7 @@ def texts(told: Story, seen: Seen = UNSEEN) -> list[str]:
 
 def test_the_longest_phases_come_first():
     assert texts(story(received=0.1, queued=6.2, prompt=1.2, decode=2.5)) == [
-        "62% of the time (6.2 s) was spent waiting in the queue: 4 other sequences were there first.",
+        "62% of the time (6.2 s) was spent in the queue, behind 4 other sequences.",
         "The 11 tokens of the answer took 2.5 s, at 5.0 tokens/s.",
     ]
 
@@ -76,17 +77,17 @@ def test_the_longest_phases_come_first():
         (
             {"sequences_ahead": 1},
             {"queued": 1.0},
-            "100% of the time (1.0 s) was spent waiting in the queue: one other sequence was there first.",
+            "100% of the time (1.0 s) was spent in the queue, behind one other sequence.",
         ),
         (
             {"sequences_ahead": 0},
             {"queued": 1.0},
-            "100% of the time (1.0 s) was spent waiting in the queue for the running pass to end.",
+            "100% of the time (1.0 s) was spent in the queue for the running pass to end.",
         ),
         (
             {"slowest_gap_s": 8.0, "slowest_gap_at": 7},
             {"decode": 10.0},
-            "11 tokens took 10 s, of which one wait of 8.0 s came after 7 tokens.",
+            "11 tokens took 10 s; one wait of 8.0 s came after 7 tokens.",
         ),
         (
             {"tokens_per_s": None, "completion_tokens": 1},

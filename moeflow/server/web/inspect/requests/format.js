@@ -1,17 +1,17 @@
 // Numbers and names of requests, as the user's language writes them.
 
-import { language, tr } from "../../translate.js";
+import { language, textKey, tr } from "../../translate.js";
 
 const ENDPOINTS = {
-  "/v1/chat/completions": "Chat",
-  "/v1/completions": "Completion",
-  "/v1/responses": "Response",
-  "/v1/messages": "Message",
-  "/v1/embeddings": "Embedding",
-  "/api/chat": "Ollama chat",
-  "/api/generate": "Ollama generate",
-  "/api/embed": "Ollama embed",
-  "/api/embeddings": "Ollama embed",
+  "/v1/chat/completions": textKey("Chat"),
+  "/v1/completions": textKey("Completion"),
+  "/v1/responses": textKey("Response"),
+  "/v1/messages": textKey("Message"),
+  "/v1/embeddings": textKey("Embedding"),
+  "/api/chat": textKey("Ollama chat"),
+  "/api/generate": textKey("Ollama generate"),
+  "/api/embed": textKey("Ollama embed"),
+  "/api/embeddings": textKey("Ollama embed"),
 };
 
 export const count = (value) => value.toLocaleString(language());
@@ -38,7 +38,8 @@ export function clock(unixS) {
 
 /** The kind of a request, for people. */
 export function kindOf({ endpoint, is_batch: isBatch }) {
-  const name = tr(ENDPOINTS[endpoint] ?? endpoint);
+  const title = ENDPOINTS[endpoint] ?? endpoint;
+  const name = tr(title);
   return isBatch ? tr("{name}, batch job", { name }) : name;
 }
 

@@ -1,6 +1,6 @@
 // The passes of a request over time: how long each took, and how long it waited for experts.
 
-import { tr } from "../../translate.js";
+import { textKey, tr } from "../../translate.js";
 import { drawAxes } from "../axes.js";
 import { colours, Plot } from "../canvas.js";
 import { make } from "../elements.js";
@@ -8,7 +8,7 @@ import { Tooltip } from "../tooltip.js";
 import { count, seconds } from "./format.js";
 
 const HATCH_PX = 4;
-const HEADS = ["Pass", "Kind", "From", "Took", "Waited for experts", "Tokens", "Drafts right"];
+const HEADS = [textKey("Pass"), textKey("Kind"), textKey("From"), textKey("Took"), textKey("Waited for experts"), textKey("Tokens"), textKey("Drafts right")];
 
 export class PassesChart {
   constructor() {
@@ -18,7 +18,7 @@ export class PassesChart {
     this.tooltip = new Tooltip();
     this.plot = new Plot(this.canvas, (pen, size) => this.draw(pen, size));
     this.rows = make("tbody");
-    const head = make("thead", {}, make("tr", {}, ...HEADS.map((text) => make("th", { scope: "col", textContent: tr(text) }))));
+    const head = make("thead", {}, make("tr", {}, ...HEADS.map((title) => make("th", { scope: "col", textContent: tr(title) }))));
     const table = make("table", { className: "story-table" }, head, this.rows);
     this.details = make("details", {}, make("summary", { textContent: tr("Passes as a table") }), make("div", { className: "story-box", tabIndex: 0, role: "region", "aria-label": tr("Passes") }, table));
     this.element = make("div", {}, this.canvas, legend(), this.details);

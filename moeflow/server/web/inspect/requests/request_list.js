@@ -2,12 +2,12 @@
 
 import { NONE } from "../../facts.js";
 import { setText } from "../../set_text.js";
-import { tr } from "../../translate.js";
+import { textKey, tr } from "../../translate.js";
 import { make } from "../elements.js";
 import { clock, count, kindOf, seconds, speed, stateName } from "./format.js";
 
-const HEADS = ["Request", "Kind", "State", "Came at", "Tokens", "First token", "Tokens/s", "Total"];
-const STATES = [["", "All states"], ["running", "running"], ["done", "done"], ["stopped", "stopped"], ["failed", "failed"]];
+const HEADS = [textKey("Request"), textKey("Kind"), textKey("State"), textKey("Came at"), textKey("Tokens"), textKey("First token"), textKey("Tokens/s"), textKey("Total")];
+const STATES = ["running", "done", "stopped", "failed"];
 
 export class RequestList {
   /** `onOpen(id)` is called for a chosen request. */
@@ -16,10 +16,10 @@ export class RequestList {
     this.stories = [];
     this.rows = new Map(); // by id
     this.search = make("input", { type: "search", placeholder: tr("Search by id"), autocomplete: "off", spellcheck: false, "aria-label": tr("Search requests by id, kind, model or key") });
-    this.state = make("select", { "aria-label": tr("State of the requests") }, ...STATES.map(([value, text]) => make("option", { value, textContent: tr(text) })));
+    this.state = make("select", { "aria-label": tr("State of the requests") }, make("option", { value: "", textContent: tr("All states") }), ...STATES.map((value) => make("option", { value, textContent: stateName(value) })));
     this.body = make("tbody");
     this.none = make("p", { className: "hint" });
-    const head = make("thead", {}, make("tr", {}, ...HEADS.map((text) => make("th", { scope: "col", textContent: tr(text) }))));
+    const head = make("thead", {}, make("tr", {}, ...HEADS.map((title) => make("th", { scope: "col", textContent: tr(title) }))));
     this.table = make("table", { className: "request-table" }, make("caption", { className: "unseen", textContent: tr("The last requests, newest first") }), head, this.body);
     this.element = make("div", {}, make("div", { className: "request-filter" }, this.search, this.state), this.none, this.table);
     this.search.addEventListener("input", () => this.draw());
@@ -77,7 +77,7 @@ export class RequestList {
       name.textContent = NONE;
       name.title = tr("Without API keys, only clients of this machine see ids.");
     }
-    return make("tr", { "data-id": id }, name, ...HEADS.slice(1).map((head) => make("td", { "data-head": tr(head) })));
+    return make("tr", { "data-id": id }, name, ...HEADS.slice(1).map((title) => make("td", { "data-head": tr(title) })));
   }
 
   /** Arrow keys go from request to request. */

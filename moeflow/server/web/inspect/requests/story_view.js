@@ -63,10 +63,10 @@ export class StoryView {
     this.story = story;
     this.all.hidden = false;
     setText(this.title, `${kindOf(story)}: ${stateName(story.state)}`);
-    this.reasons.replaceChildren(...story.slow_because.map(({ template, values }) => make("li", { textContent: tr(template, unbroken(values)) })));
+    this.reasons.replaceChildren(...story.slow_because.map(({ template: title, values }) => make("li", { textContent: tr(title, unbroken(values)) })));
     this.phases.replaceChildren(phasesElement(story));
     listFacts(this.facts, factsOf(story));
-    setText(this.note, story.not_observed && tr("Passes and experts are not known: {reason}", { reason: tr(story.not_observed) }));
+    setText(this.note, missingOf(story));
     this.parts.passes.hidden = !story.passes?.length;
     if (story.passes?.length) this.passes.show(story.passes);
     this.parts.experts.hidden = !story.experts;
@@ -78,6 +78,11 @@ export class StoryView {
   hide() {
     this.passes.hide();
   }
+}
+
+/** What the engine did not observe, if anything; the server has the texts of both, see stories/. */
+function missingOf({ not_observed: title }) {
+  return title && tr("Passes and experts are not known: {reason}", { reason: tr(title) });
 }
 
 /** Values of a sentence, with no line end between a number and its unit. */

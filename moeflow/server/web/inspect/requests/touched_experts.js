@@ -1,6 +1,6 @@
 // The experts that a request touched: a small map of layers by experts, and those with the most tokens.
 
-import { tr } from "../../translate.js";
+import { textKey, tr } from "../../translate.js";
 import { colours, Plot, setStyles } from "../canvas.js";
 import { make } from "../elements.js";
 import { count, percent } from "./format.js";
@@ -8,7 +8,7 @@ import { count, percent } from "./format.js";
 const NUM_TOP = 5;
 const ROW_PX = 6;
 const MIN_HEIGHT_PX = 48;
-const HEADS = ["Layer", "Expert", "Tokens", "Share of all tokens"];
+const HEADS = [textKey("Layer"), textKey("Expert"), textKey("Tokens"), textKey("Share of all tokens")];
 
 export class TouchedExperts {
   /** `onShow()` shows them in the view of experts. */
@@ -17,7 +17,7 @@ export class TouchedExperts {
     this.plot = new Plot(this.canvas, (pen, size) => this.draw(pen, size));
     this.line = make("p");
     this.rows = make("tbody");
-    const head = make("thead", {}, make("tr", {}, ...HEADS.map((text) => make("th", { scope: "col", textContent: tr(text) }))));
+    const head = make("thead", {}, make("tr", {}, ...HEADS.map((title) => make("th", { scope: "col", textContent: tr(title) }))));
     const button = make("button", { type: "button", className: "link", textContent: tr("Show in Experts") });
     button.addEventListener("click", onShow);
     this.element = make("div", {}, this.line, this.canvas, make("table", { className: "story-table" }, head, this.rows), button);
