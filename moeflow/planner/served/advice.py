@@ -51,6 +51,11 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
         """The larger speedup."""
         return max(self.speedup_alone or 0.0, self.speedup_full or 0.0)
 
+    @property
+    def costs_more(self) -> bool:
+        """Whether it slows one request by more than it speeds up many, or the other way round."""
+        return (self.speedup_alone or 1.0) * (self.speedup_full or 1.0) < 1.0
+
 
 def advise(plan: Plan, model: str) -> list[Advice]:
     """Return what would help, with commands that serve the model of that name; empty: the built-in one.
@@ -65,7 +70,7 @@ def advise(plan: Plan, model: str) -> list[Advice]:
     if now.plan.forecast is None:
         return []
     found = [*planner.options(now.plan, now.plan.forecast), *_batches(now.plan.forecast), *_machines(now, usage)]
-    return sorted((it for it in found if it.gain >= MIN_HELP), key=lambda it: -it.gain)
+    return sorted((it for it in found if it.gain >= MIN_HELP and not it.costs_more), key=lambda it: -it.gain)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,16 +2,17 @@
 
 import { make } from "../elements.js";
 import { tr } from "../../translate.js";
+import { table, tableBody, tableRow } from "./table.js";
 import { digits, memory, seconds, signedPercent } from "./units.js";
 
 export class Comparison {
   constructor() {
-    const columns = ["", tr("Plan"), tr("Measured"), tr("Expected for that"), tr("Error")];
-    this.body = make("tbody");
+    const columns = [tr("Figure"), ...LABELS.map((label) => label())];
+    this.body = tableBody();
     const box = make(
       "div",
-      { className: "table-box", tabIndex: 0, role: "region", "aria-label": tr("The plan beside the measurement") },
-      make("table", { className: "speed-table" }, make("thead", {}, make("tr", {}, ...columns.map((text) => make("th", { scope: "col", textContent: text })))), this.body),
+      { className: "speed-box", tabIndex: 0, role: "region", "aria-label": tr("The plan beside the measurement") },
+      table("speed-table is-stacked", columns, this.body),
     );
     this.element = make("div", {}, box, make("p", { className: "hint", textContent: tr("Expected: what the plan's cost model predicts for what was measured. Error: how much more that is.") }));
   }
@@ -22,6 +23,7 @@ export class Comparison {
   }
 }
 
+const LABELS = [() => tr("Plan"), () => tr("Measured"), () => tr("Expected for that"), () => tr("Error")];
 const NAMES = {
   alone_tokens_per_s: () => tr("Tokens/s, one request"),
   full_tokens_per_s: () => tr("Tokens/s, several requests"),
@@ -36,11 +38,12 @@ function row({ figure, planned, measured, expected, error_percent: error, unknow
     expected === null ? cell("–", measured ? reason(unknown) : "") : cell(value(figure, expected)),
     cell(error === null ? "–" : signedPercent(error)),
   ];
-  return make("tr", {}, make("th", { scope: "row", textContent: NAMES[figure]() }), ...cells);
+  cells.forEach((it, i) => (it.dataset.label = LABELS[i]())); // for narrow windows, where rows are stacked
+  return tableRow(NAMES[figure](), cells);
 }
 
 function cell(text, note = "") {
-  return make("td", {}, make("span", { className: "speed-value", textContent: text }), ...(note ? [make("span", { className: "speed-note", textContent: note })] : []));
+  return make("td", { role: "cell" }, make("span", { className: "speed-value", textContent: text }), ...(note ? [make("span", { className: "speed-note", textContent: note })] : []));
 }
 
 function value(figure, number) {

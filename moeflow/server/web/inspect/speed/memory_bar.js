@@ -47,7 +47,7 @@ function freeBytes(use) {
 }
 
 function headText(use) {
-  return tr("{free} of memory are left. The server uses {used}.", { free: memory(freeBytes(use)), used: memory(use.used_bytes) });
+  return tr("{free} of memory is left. The server uses {used}.", { free: memory(freeBytes(use)), used: memory(use.used_bytes) });
 }
 
 function noteText(use) {

@@ -3,15 +3,14 @@
 import { make } from "../elements.js";
 import { tr } from "../../translate.js";
 import { marksOf } from "./roofline.js";
+import { table, tableBody, tableRow } from "./table.js";
 import { decimal, digits, percent, seconds } from "./units.js";
 
 export class PointTable {
   constructor() {
     const columns = [tr("Point"), tr("FLOP per byte"), tr("FLOP/s"), tr("Read"), tr("Pass"), tr("Of the roof")];
-    this.body = make("tbody");
-    const head = make("thead", {}, make("tr", {}, ...columns.map((text) => make("th", { scope: "col", textContent: text }))));
-    const table = make("table", { className: "speed-table" }, head, this.body);
-    const box = make("div", { className: "table-box", tabIndex: 0, role: "region", "aria-label": tr("Points of the chart") }, table);
+    this.body = tableBody();
+    const box = make("div", { className: "speed-box", tabIndex: 0, role: "region", "aria-label": tr("Points of the chart") }, table("speed-table", columns, this.body));
     this.element = make("details", {}, make("summary", { textContent: tr("Points of the chart in numbers") }), box);
   }
 
@@ -30,7 +29,7 @@ export class PointTable {
           point ? seconds(point.pass_s) : "–",
           mark.share === null ? "–" : percent(mark.share),
         ];
-        return make("tr", {}, make("th", { scope: "row", textContent: mark.name() }), ...cells.map((textContent) => make("td", { textContent })));
+        return tableRow(mark.name(), cells.map((textContent) => make("td", { role: "cell", textContent })));
       }),
     );
   }

@@ -12,6 +12,7 @@ import { ago, decimal, digits, percent } from "./units.js";
 const NEAR_PX = 18; // the pointer reaches a mark from so far
 const MARK_PX = 5;
 const TRAIL_PX = 2;
+const LABEL_PX = 14; // the height of a label
 
 export class Roofline {
   constructor() {
@@ -46,12 +47,13 @@ export class Roofline {
     if (!seen?.roofs?.memory_bytes_per_s) return;
     const marks = marksOf(seen);
     const axes = drawLogAxes(pen, size, ranges(seen, marks));
-    const palette = colours(this.canvas, "text", "muted", "accent", "prompts", "edge", "surface");
+    const palette = colours(this.canvas, "text", "muted", "accent", "prompts", "surface", "ground");
     pen.save();
     pen.beginPath();
     pen.rect(axes.box.left, axes.box.top - 14, axes.box.right - axes.box.left, axes.box.bottom - axes.box.top + 14);
     pen.clip();
     drawRoofs(pen, axes, seen.roofs, palette);
+    drawPeaks(pen, axes, seen.roofs, palette);
     drawTrail(pen, axes, seen.trail, palette);
     for (const mark of marks) drawDrop(pen, axes, mark, seen.roofs, palette);
     for (const mark of marks) drawMark(pen, axes.x(mark.intensity), axes.y(mark.flopsPerS), mark, palette);
@@ -132,44 +134,62 @@ function ranges({ roofs, trail }, marks) {
 
 const plain = (value) => digits(value);
 
+const highestFirst = (roofs) => Object.entries(roofs.flops_per_s).toSorted(([, a], [, b]) => b - a);
+
 /** Lines: the memory's roof up to the highest peak, and a peak for each format; the weights' one is thick. */
-function drawRoofs(pen, { x, y, box }, roofs, { text, muted }) {
-  const peaks = Object.entries(roofs.flops_per_s).toSorted(([, a], [, b]) => b - a);
+function drawRoofs(pen, { x, y, box }, roofs, { text, muted, ground }) {
+  const peaks = highestFirst(roofs);
   const ridge = peaks[0][1] / roofs.memory_bytes_per_s;
   const left = 1e-6;
   pen.strokeStyle = text;
   pen.lineWidth = 2;
   stroke(pen, [x(left), y(left * roofs.memory_bytes_per_s)], [x(ridge), y(peaks[0][1])]);
-  pen.font = FONT;
-  pen.textBaseline = "bottom";
-  let lastTop = -Infinity;
   for (const [format, peak] of peaks) {
     const isWeights = format === roofs.weights_roof;
     pen.strokeStyle = isWeights ? text : muted;
     pen.lineWidth = isWeights ? 2 : 1;
     stroke(pen, [x(peak / roofs.memory_bytes_per_s), y(peak)], [box.right, y(peak)]);
-    if (!isWeights && y(peak) - lastTop < 12) continue; // its label would cover another
-    lastTop = y(peak);
-    pen.fillStyle = isWeights ? text : muted;
-    pen.textAlign = "right";
-    pen.fillText(`${format} ${decimal(peak, "FLOP/s")}`, box.right - 4, y(peak) - 2);
   }
-  drawAlong(pen, { x, y, box }, roofs, text);
+  drawAlong(pen, { x, y, box }, roofs, { text, ground });
+}
+
+/** The names of the peaks, side by side where they would cover each other. */
+function drawPeaks(pen, { y, box }, roofs, { text, muted, ground }) {
+  pen.textAlign = "right";
+  let [lastTop, right] = [-Infinity, box.right - 4];
+  for (const [format, peak] of highestFirst(roofs)) {
+    const label = `${format} ${decimal(peak, "FLOP/s")}`;
+    const isBeside = y(peak) - lastTop < LABEL_PX;
+    right = isBeside ? right : box.right - 4;
+    writeOver(pen, label, right, y(peak) - 2, format === roofs.weights_roof ? text : muted, ground);
+    right -= pen.measureText(label).width + 12;
+    lastTop = y(peak);
+  }
+}
+
+/** Text that stays readable on lines. */
+function writeOver(pen, text, left, top, colour, ground) {
+  pen.font = FONT;
+  pen.textBaseline = "bottom";
+  pen.lineWidth = 4;
+  pen.lineJoin = "round";
+  pen.strokeStyle = ground;
+  pen.strokeText(text, left, top);
+  pen.fillStyle = colour;
+  pen.fillText(text, left, top);
 }
 
 /** The memory's rate, written along its roof. */
-function drawAlong(pen, { x, y, box }, roofs, colour) {
+function drawAlong(pen, { x, y, box }, roofs, { text, ground }) {
   const [low, high] = [1, 2].map((intensity) => [x(intensity), y(intensity * roofs.memory_bytes_per_s)]);
   const angle = Math.atan2(high[1] - low[1], high[0] - low[0]);
   const label = tr("memory {rate}", { rate: decimal(roofs.memory_bytes_per_s, "B/s") });
   pen.save();
-  pen.fillStyle = colour;
   pen.textAlign = "left";
-  pen.textBaseline = "bottom";
   const left = box.left + 6;
   pen.translate(left, low[1] + ((left - low[0]) * (high[1] - low[1])) / (high[0] - low[0]));
   pen.rotate(angle);
-  pen.fillText(label, 0, -4);
+  writeOver(pen, label, 0, -4, text, ground);
   pen.restore();
 }
 
