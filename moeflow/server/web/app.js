@@ -14,6 +14,7 @@ import { HistoryView } from "./conversations/history_view.js";
 import { Library } from "./conversations/library.js";
 import { ConversationStore } from "./conversations/store.js";
 import { Inspector } from "./inspect/inspector.js";
+import { offerLanguages } from "./language_choice.js";
 import { ModelChoice } from "./models.js";
 import { PresetChoice } from "./presets/preset_choice.js";
 import { PresetManager } from "./presets/preset_manager.js";
@@ -72,25 +73,26 @@ const conversations = new HistoryView(at("history"), at("open-history"), store, 
 });
 const branches = new BranchesView(at("branches"), chat);
 const theme = new ThemeChoice(at("theme"));
+offerLanguages(at("language"));
 const shortcuts = new Shortcuts(at("shortcuts"), [
-  { keys: "Enter", label: "Send the message" },
-  { keys: "Shift+Enter", label: "Start a new line" },
-  { keys: "/", label: "Insert a prompt" },
-  { keys: "Escape", label: "Stop the answer, or go to the message", action: () => (chat.running ? stop() : composer.focus()) },
-  { keys: "Control+Shift+O", label: "New conversation", action: begin },
-  { keys: "Control+Shift+S", label: "Conversations", action: () => conversations.toggle() },
-  { keys: "Control+Shift+C", label: "Copy the last answer", action: () => pressLast(".is-chosen .copy, .turn > .answer .copy") },
-  { keys: "Control+Shift+Enter", label: "Try again", action: () => pressLast(".retry") },
-  { keys: "Control+Shift+Y", label: "Try again with other settings", action: () => pressLast(".retry-with, .with") },
-  { keys: "Control+Shift+D", label: "Answers side by side, or one", action: () => pressLast(".compare, .one") },
-  { keys: "Control+Shift+M", label: "Ask a second model too, or one only", action: () => second.press() },
-  { keys: "Control+Shift+E", label: "Edit the last question", action: () => pressLast(".edit") },
-  { keys: "Control+Shift+U", label: "System prompt of this conversation", action: () => head.edit() },
-  { keys: "Control+Shift+L", label: "Prompts", action: () => prompts.manage() },
-  { keys: "Control+Shift+X", label: "Inspector", action: () => inspector.toggle() },
-  { keys: "Control+Shift+B", label: "Branches", action: () => branches.show() },
-  { keys: "Control+,", label: "Settings", action: openSettings },
-  { keys: "Control+/", label: "Keyboard shortcuts", action: () => shortcuts.show() },
+  { keys: "Enter", label: tr("Send the message") },
+  { keys: "Shift+Enter", label: tr("Start a new line") },
+  { keys: "/", label: tr("Insert a prompt") },
+  { keys: "Escape", label: tr("Stop the answer, or go to the message"), action: () => (chat.running ? stop() : composer.focus()) },
+  { keys: "Control+Shift+O", label: tr("New conversation"), action: begin },
+  { keys: "Control+Shift+S", label: tr("Conversations"), action: () => conversations.toggle() },
+  { keys: "Control+Shift+C", label: tr("Copy the last answer"), action: () => pressLast(".is-chosen .copy, .turn > .answer .copy") },
+  { keys: "Control+Shift+Enter", label: tr("Try again"), action: () => pressLast(".retry") },
+  { keys: "Control+Shift+Y", label: tr("Try again with other settings"), action: () => pressLast(".retry-with, .with") },
+  { keys: "Control+Shift+D", label: tr("Answers side by side, or one"), action: () => pressLast(".compare, .one") },
+  { keys: "Control+Shift+M", label: tr("Ask a second model too, or one only"), action: () => second.press() },
+  { keys: "Control+Shift+E", label: tr("Edit the last question"), action: () => pressLast(".edit") },
+  { keys: "Control+Shift+U", label: tr("System prompt of this conversation"), action: () => head.edit() },
+  { keys: "Control+Shift+L", label: tr("Prompts"), action: () => prompts.manage() },
+  { keys: "Control+Shift+X", label: tr("Inspector"), action: () => inspector.toggle() },
+  { keys: "Control+Shift+B", label: tr("Branches"), action: () => branches.show() },
+  { keys: "Control+,", label: tr("Settings"), action: openSettings },
+  { keys: "Control+/", label: tr("Keyboard shortcuts"), action: () => shortcuts.show() },
 ]);
 const serverView = new ServerView(server, {
   hasKey: () => Boolean(apiKey()),
@@ -132,7 +134,7 @@ function showModel() {
   models.show();
   second.show();
   const { missing } = models;
-  setText(at("missing-model"), missing && `This conversation was held with ${missing}, which this server does not have. ${model()} will answer.`);
+  setText(at("missing-model"), missing && tr("This conversation was held with {missing}, which this server does not have. {model} will answer.", { missing, model: model() }));
 }
 
 function announce(text) {
@@ -151,9 +153,9 @@ function tell(text, { isWrong }) {
 
 async function copy(text, button) {
   const isCopied = await writeClipboard(text);
-  announce(isCopied ? "Copied." : "The browser does not allow copying here.");
+  announce(isCopied ? tr("Copied.") : tr("The browser does not allow copying here."));
   button.dataset.label ??= button.textContent;
-  button.textContent = isCopied ? "Copied" : "Not allowed";
+  button.textContent = isCopied ? tr("Copied") : tr("Not allowed");
   setTimeout(() => (button.textContent = button.dataset.label), 1500);
 }
 
@@ -251,10 +253,11 @@ async function importFiles(files) {
 }
 
 function importLine({ numNew, numKnown }) {
-  const imported = numNew === 1 ? "One conversation is imported." : `${numNew} conversations are imported.`;
+  const known = { count: numKnown };
+  if (!numNew) return tr(numKnown === 1 ? "Nothing is new: the conversation is already here." : "Nothing is new: all {count} conversations are already here.", known);
+  const imported = tr(numNew === 1 ? "One conversation is imported." : "{count} conversations are imported.", { count: numNew });
   if (!numKnown) return imported;
-  const known = numKnown === 1 ? "One is already here." : `${numKnown} are already here.`;
-  return numNew ? `${imported} ${known}` : `Nothing is new: ${numKnown === 1 ? "the conversation is" : `all ${numKnown} conversations are`} already here.`;
+  return `${imported} ${tr(numKnown === 1 ? "One is already here." : "{count} are already here.", known)}`;
 }
 
 async function useKey() {
@@ -268,7 +271,7 @@ async function useKey() {
 }
 
 async function clearAll() {
-  if (!confirm("Clear all conversations, the settings and the API key from this browser?")) return;
+  if (!confirm(tr("Clear all conversations, the settings and the API key from this browser?"))) return;
   await library.clear();
   settings.presets.reset();
   prompts.list.reset();
@@ -277,7 +280,7 @@ async function clearAll() {
   forgetAll();
   at("settings").close();
   showConversations();
-  announce("Everything is cleared.");
+  announce(tr("Everything is cleared."));
 }
 
 // ---- wiring
@@ -330,7 +333,7 @@ chat.addEventListener("use", () => {
 });
 store.addEventListener("change", async ({ detail: ids }) => {
   if (store.error) complain(store.error);
-  if (await library.takeOver(ids)) complain("The conversation that was open here was deleted in another tab.");
+  if (await library.takeOver(ids)) complain(tr("The conversation that was open here was deleted in another tab."));
 });
 for (const part of [chat, composer]) {
   part.addEventListener("announce", (event) => announce(event.detail));

@@ -1,5 +1,7 @@
 // Writes what the server and the last answer tell in numbers: the model's facts and the live row.
 
+import { formatNumber, formatPercent, language, tr } from "./translate.js";
+
 export const NONE = "–";
 const MAX_STRIP = 64; // more bars than this say nothing to the eye
 
@@ -7,27 +9,27 @@ const MAX_STRIP = 64; // more bars than this say nothing to the eye
 export function formatCount(count) {
   const units = [[1e9, "B"], [1e6, "M"], [1e3, "K"]];
   const [factor, unit] = units.find(([least]) => count >= least) ?? [1, ""];
-  return `${(count / factor).toLocaleString("en", { maximumSignificantDigits: 3 })}${unit}`;
+  return `${(count / factor).toLocaleString(language(), { maximumSignificantDigits: 3 })}${unit}`;
 }
 
 /** The model in one line. */
 export function modelLine(model) {
-  const parameters = `${formatCount(model.num_parameters)} parameters`;
+  const numbers = { count: formatCount(model.num_parameters), active: formatCount(model.num_active_parameters) };
   const parts = model.num_experts
     ? [
-        `${model.num_experts} experts, ${model.top_k} per token`,
-        `${parameters}, ${formatCount(model.num_active_parameters)} active`,
+        tr("{count} experts, {active} per token", { count: model.num_experts, active: model.top_k }),
+        tr("{count} parameters, {active} active", numbers),
       ]
-    : [parameters];
+    : [tr("{count} parameters", numbers)];
   return [...parts, model.weight_format].join(" · ");
 }
 
 /** The description of the model for new users. */
 export function welcomeText(model) {
-  const kind = model.num_experts
-    ? `${model.name} has ${model.num_experts} experts in every layer, and a router sends each token through ${model.top_k} of them.`
-    : `${model.name} is a dense model with ${formatCount(model.num_parameters)} parameters.`;
-  return `${kind} It can be wrong, so check what matters.`;
+  const { name, num_experts: count, top_k: active } = model;
+  return count
+    ? tr("{name} has {count} experts in every layer, and a router sends each token through {active} of them. It can be wrong, so check what matters.", { name, count, active })
+    : tr("{name} is a dense model with {count} parameters. It can be wrong, so check what matters.", { name, count: formatCount(model.num_parameters) });
 }
 
 /** Draw the experts of a layer as bars, as many filled as one token uses. Which ones differs for every token. */
@@ -47,23 +49,23 @@ export function drawExperts(strip, model) {
 /** The model's facts, terms and details. */
 export function modelFacts(model) {
   return [
-    ["Name", model.name],
-    ["Architecture", model.model_type],
-    ["Layers", model.num_layers],
-    ...(model.num_experts ? [["Experts", `${model.num_experts} in a layer, ${model.top_k} per token`]] : []),
-    ...(model.lossy_top_k ? [["Experts chosen by", `a predictor, ${model.lossy_top_k} per token of an input: lossy`]] : []),
-    ["Parameters", formatCount(model.num_parameters)],
-    ["Active per token", formatCount(model.num_active_parameters)],
-    ["Runs in", `${model.weight_format} on ${model.device}`],
-    ...(model.speculators.length ? [["Drafts tokens with", model.speculators.join(", ")]] : []),
-    ["Context", `${model.max_model_len.toLocaleString("en")} tokens`],
-    ["KV cache", `${model.kv_capacity_tokens.toLocaleString("en")} tokens`],
+    [tr("Name"), model.name],
+    [tr("Architecture"), model.model_type],
+    [tr("Layers"), model.num_layers],
+    ...(model.num_experts ? [[tr("Experts"), tr("{count} in a layer, {active} per token", { count: model.num_experts, active: model.top_k })]] : []),
+    ...(model.lossy_top_k ? [[tr("Experts chosen by"), tr("a predictor, {count} per token of an input: lossy", { count: model.lossy_top_k })]] : []),
+    [tr("Parameters"), formatCount(model.num_parameters)],
+    [tr("Active per token"), formatCount(model.num_active_parameters)],
+    [tr("Runs in"), tr("{format} on {device}", { format: model.weight_format, device: model.device })],
+    ...(model.speculators.length ? [[tr("Drafts tokens with"), model.speculators.join(", ")]] : []),
+    [tr("Context"), tr("{count} tokens", { count: formatNumber(model.max_model_len) })],
+    [tr("KV cache"), tr("{count} tokens", { count: formatNumber(model.kv_capacity_tokens) })],
   ];
 }
 
 /** The share of the KV cache that requests hold. */
 export function kvText(stats) {
-  return stats?.kv_blocks_total ? `${Math.round((100 * stats.kv_blocks_used) / stats.kv_blocks_total)}%` : NONE;
+  return stats?.kv_blocks_total ? formatPercent(stats.kv_blocks_used / stats.kv_blocks_total) : NONE;
 }
 
 /** Fill a <dl> with facts. */
@@ -87,10 +89,10 @@ function cell(tag, content) {
 export function liveNumbers(stats, answer) {
   const measured = answer?.measured;
   return {
-    speed: measured?.tokensPerS ? measured.tokensPerS.toFixed(1) : NONE,
-    first: measured ? `${measured.firstTokenS.toFixed(2)} s` : NONE,
-    running: stats ? String(stats.num_running) : NONE,
-    queue: stats ? String(stats.num_waiting) : NONE,
+    speed: measured?.tokensPerS ? formatNumber(measured.tokensPerS, 1) : NONE,
+    first: measured ? `${formatNumber(measured.firstTokenS, 2)} s` : NONE,
+    running: stats ? formatNumber(stats.num_running) : NONE,
+    queue: stats ? formatNumber(stats.num_waiting) : NONE,
     kv: kvText(stats),
   };
 }
@@ -98,12 +100,14 @@ export function liveNumbers(stats, answer) {
 /** One finished answer's numbers, for the line under it. */
 export function measuredLine(answer) {
   const parts = [];
-  if (answer.state === "stopped") parts.push("Stopped");
-  if (answer.cutOff) parts.push("Cut off at max tokens");
+  if (answer.state === "stopped") parts.push(tr("Stopped"));
+  if (answer.cutOff) parts.push(tr("Cut off at max tokens"));
   if (answer.measured) {
     const { tokens, isExact, totalS, tokensPerS } = answer.measured;
-    parts.push(`${isExact ? "" : "about "}${tokens} ${tokens === 1 ? "token" : "tokens"} in ${totalS.toFixed(1)} s`);
-    if (tokensPerS) parts.push(`${tokensPerS.toFixed(1)} tokens/s`);
+    const numbers = { count: formatNumber(tokens), seconds: formatNumber(totalS, 1) };
+    if (isExact) parts.push(tr(tokens === 1 ? "{count} token in {seconds} s" : "{count} tokens in {seconds} s", numbers));
+    else parts.push(tr(tokens === 1 ? "about {count} token in {seconds} s" : "about {count} tokens in {seconds} s", numbers));
+    if (tokensPerS) parts.push(tr("{rate} tokens/s", { rate: formatNumber(tokensPerS, 1) }));
   }
   return parts.join(" · ");
 }

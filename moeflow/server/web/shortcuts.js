@@ -1,8 +1,10 @@
 // Keyboard shortcuts of the whole page, and the overlay that lists them. All but Escape need a modifier, so that nothing
 // happens to people who type or dictate.
 
+import { textKey, tr } from "./translate.js";
+
 const IS_APPLE = /Mac|iP/.test(navigator.platform);
-const LABELS = { Control: IS_APPLE ? "⌘" : "Ctrl", Shift: IS_APPLE ? "⇧" : "Shift", Escape: "Esc" };
+const LABELS = { Control: IS_APPLE ? "⌘" : textKey("Ctrl"), Shift: IS_APPLE ? "⇧" : textKey("Shift"), Escape: textKey("Esc"), Enter: textKey("Enter") };
 
 export class Shortcuts {
   /** `dialog` lists them. A shortcut has `keys` such as "Control+Shift+O", a `label`, and an `action`, unless the keys
@@ -56,7 +58,7 @@ function row({ keys, label }) {
   term.textContent = label;
   for (const key of keys.split("+")) {
     const shown = document.createElement("kbd");
-    shown.textContent = LABELS[key] ?? key;
+    shown.textContent = tr(LABELS[key] ?? key);
     detail.append(shown, " ");
   }
   return element;

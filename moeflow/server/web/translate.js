@@ -72,5 +72,5 @@ function translateTree(root) {
 
 function translateText(node) {
   const text = node.data.trim();
-  if (text && texts[text]) node.data = node.data.replace(text, texts[text]);
+  if (text && texts[text]) node.data = node.data.replace(text, () => texts[text]);
 }

@@ -4,6 +4,7 @@ import { measuredLine } from "../facts.js";
 import { MarkdownView } from "../markdown/view.js";
 import { setText } from "../set_text.js";
 import { TokenTreesView } from "../token_trees.js";
+import { tr } from "../translate.js";
 import { canContinue } from "./continuation.js";
 import { ProbabilitiesView } from "./probabilities_view.js";
 import { endsInCircles } from "./repetition.js";
@@ -72,11 +73,12 @@ export class AnswerView {
     const wasHidden = this.parts.repeats.hidden;
     this.parts.repeats.hidden = !((isRunning || cutOff || state === "stopped") && endsInCircles(content));
     this.stopRepeating.hidden = !isRunning;
-    if (isRunning && wasHidden && !this.parts.repeats.hidden) this.actions.announce("The answer repeats itself. Escape stops it.");
+    if (isRunning && wasHidden && !this.parts.repeats.hidden) this.actions.announce(tr("The answer repeats itself. Escape stops it."));
   }
 }
 
 function leftOutLine(numTurns) {
-  const turns = numTurns === 1 ? "first question and its answer" : `first ${numTurns} questions and their answers`;
-  return `The context is full: the model no longer saw the ${turns}.`;
+  return numTurns === 1
+    ? tr("The context is full: the model no longer saw the first question and its answer.")
+    : tr("The context is full: the model no longer saw the first {count} questions and their answers.", { count: numTurns });
 }

@@ -176,7 +176,7 @@ export class Chat extends EventTarget {
   /** Whether no answer is being written; if one is, show a notice. */
   isFree() {
     if (this.running) {
-      const reason = "An answer is being written: stop it first, or wait for its end.";
+      const reason = tr("An answer is being written: stop it first, or wait for its end.");
       this.dispatchEvent(new CustomEvent("refuse", { detail: reason }));
     }
     return !this.running;
