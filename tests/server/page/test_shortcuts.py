@@ -115,3 +115,27 @@ def test_a_keyboard_without_latin_letters(page, say):
     send_and_wait(page, "Are you there?")
     prompt_box(page).dispatch_event("keydown", {"key": "Щ", "code": "KeyO", "ctrlKey": True, "shiftKey": True})
     expect(turns(page)).to_have_count(0)
+
+
+VIEWS = {
+    "Control+Shift+B": "Branches",
+    "Control+Shift+L": "Prompts",
+    "Control+Shift+X": "Inspector",
+    "Control+Shift+Y": "Try other settings",
+    "Control+,": "Settings",
+}
+
+
+def test_every_shortcut_is_listed_once_and_opens_its_view(page):
+    send_and_wait(page, "Are you there?")
+    page.keyboard.press("Control+/")
+    rows = dialog(page, "Keyboard shortcuts").locator("dl > div")
+    keys = ["+".join(row.locator("kbd").all_text_contents()) for row in rows.all()]
+    assert len(keys) == len(set(keys)) > 15
+    assert {shown.replace("Ctrl", "Control") for shown in keys} >= set(VIEWS)
+    page.keyboard.press("Escape")
+    for pressed, name in VIEWS.items():
+        page.keyboard.press(pressed)
+        expect(dialog(page, name)).to_be_visible()
+        page.keyboard.press("Escape" if page.locator("dialog:modal").count() else pressed)
+        expect(dialog(page, name)).to_be_hidden()
