@@ -71,6 +71,13 @@ COVERED = (
         "tests/studies/test_gpu_check.py::test_without_a_gpu_it_says_what_it_would_run",
         "--out",
     ),
+    (
+        r"curl .*/models/(local|pull|load).*",
+        "tests/server/models/test_model_changes.py::test_what_another_tool_has_pulled_can_be_loaded",
+        "/models/local",
+        "load",
+        "pull",
+    ),
     (r"moeflow upcycle .* --train .*", "tests/cli/test_upcycle_command.py::test_trains_an_expert_for_each_text"),
     (r"python -m studies.fine_experts .*", "tests/studies/test_fine_experts.py::test_the_command_prints_perplexities"),
     (r"python -m studies.first_answers", "tests/studies/test_first_answers.py::test_every_interface_is_asked"),

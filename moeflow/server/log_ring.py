@@ -51,7 +51,7 @@ class LogRing(logging.Handler):
         """Keep a record."""
         try:
             self.take([_line_of(record)])
-        except Exception:  # a message that does not fit its arguments, for example: the log's own handler says so
+        except Exception:  # a message that does not fit its arguments, for example: the log's own handler reports it
             return
 
     def take(self, lines: Iterable[LogLine]) -> None:

@@ -1,4 +1,4 @@
-"""Pulls models into the hub's cache, one at a time, in a process beside the server.
+"""Pulls models into the hub's cache, one at a time, in a process of their own.
 
 The state is the server's, so that a page that is loaded again finds it. A pull that ends early keeps its bytes, and the
 next pull of that model downloads the rest.

@@ -74,7 +74,7 @@ class LocalModel(BaseModel):
 
 
 class LocalModels(LastPull):
-    """The downloaded models of this machine, and the room for more."""
+    """The downloaded models of this machine, and the free space."""
 
     models: list[LocalModel]
     unfinished_bytes: dict[str, int]  # of each repository with an interrupted pull
@@ -128,7 +128,7 @@ async def cancel_pull(service: _Service) -> LastPull:
 
 @router.get("/models/local", dependencies=_READS)
 async def local_models(service: _Service) -> LocalModels:
-    """List the downloaded models of this machine, whichever tool has fetched them."""
+    """List the downloaded models of this machine, also those of other tools that use the hub's cache."""
     found = await asyncio.to_thread(read_downloads)
     served = {it.source.path: it.name for it in service.models.all if it.source is not None}
     return LocalModels(

@@ -18,7 +18,7 @@ _WITH_KEY = "start it with `MOEFLOW_API_KEY=SECRET moeflow serve ...`, or with `
 
 
 def change_refusal(config: ServerConfig) -> str:
-    """Return why nobody may change anything, with the remedy; "" where a key is enough."""
+    """Return why no change is accepted, with the remedy; "" where a key is enough."""
     return "" if config.needs_key else f"Changes need an API key, which this server lacks: {_WITH_KEY}"
 
 

@@ -99,8 +99,8 @@ const serverView = new ServerView(server, {
   lastAnswer: () => chat.lastMeasured,
 });
 
-// For views: ask(path, options) returns JSON, with the key sent and the chosen model named by `?model=`; askFile returns
-// a Blob; announce(text) is for screen readers; open(id, argument) shows a view.
+// For views: ask(path, options) returns JSON, with the key sent and the chosen model named by `?model=`. askFile returns
+// a Blob. announce(text) is for screen readers; open(id, argument) shows a view.
 const inspector = new Inspector(at("inspector"), at("open-inspector"), { ask, askFile, server, chat, announce, copy });
 
 // ---- showing

@@ -82,7 +82,7 @@ async def test_loading_and_unloading(fleet):
     async with keyed(fleet.app) as http:
         assert await change(http, "load", "b") == {"model": "b", "status": "ready"}
         assert await change(http, "load", "b") == {"model": "b", "status": "ready"}
-        assert await change(http, "load", "a:latest") == {"model": "a", "status": "ready"}  # b has to make room
+        assert await change(http, "load", "a:latest") == {"model": "a", "status": "ready"}  # b has to go
         assert await change(http, "unload", "a") == {"model": "a", "status": "unloaded"}
         assert await change(http, "unload", "a") == {"model": "a", "status": "unloaded"}
         for what in ("load", "unload"):
@@ -133,7 +133,7 @@ async def test_a_pulled_model_can_be_asked_at_once(hub, fleet):
         assert (model["name"], model["family"], model["problem"]) == (REPO, "mixtral", None)
         assert (model["size_bytes"], local["used_bytes"], model["served_as"]) == (size_bytes, size_bytes, REPO)
         assert local["free_bytes"] > 0
-        assert "/hf/hub" not in str(local)  # paths are nobody's business
+        assert "/hf/hub" not in str(local)  # clients must not see paths
         answer = await http.post("/v1/completions", json={"model": REPO, "prompt": "x", "max_tokens": 2})
         assert (answer.status_code, answer.json()["model"]) == (200, REPO)
         assert (await change(http, "unload", REPO))["status"] == "unloaded"

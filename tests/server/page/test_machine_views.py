@@ -1,4 +1,4 @@
-"""The views of jobs, models, machines and the log: what they show is the server's, and what they do happens there."""
+"""The views of jobs, models, machines and the log show the server's state, and change it."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ async def _lines(changes: AsyncIterator[PullStatus]) -> AsyncGenerator[bytes, No
 
 
 def _progress(status: PullStatus) -> dict[str, Any]:
-    """Return a line for all files together: clients show one bar for each digest."""
+    """Return one line for all files: clients show one bar for each digest."""
     return {
         "status": f"pulling {status.name}",
         "digest": status.name,

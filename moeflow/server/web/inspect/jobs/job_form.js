@@ -6,7 +6,7 @@ import { Outcome } from "../manage/parts.js";
 
 const ENDPOINTS = ["/v1/chat/completions", "/v1/completions", "/v1/responses"];
 const MAX_NAME = 512; // characters of a metadata value
-const PEEK_BYTES = 2 ** 16; // of a file, in which its first line ends
+const PEEK_BYTES = 2 ** 16; // of a file, enough for its first line
 
 export class JobForm {
   /** `onStart(job)` gets each new job. */
@@ -57,7 +57,7 @@ export class JobForm {
       const { url } = JSON.parse(first);
       if (ENDPOINTS.includes(url)) this.endpoint.value = url;
     } catch {
-      // The server says what is wrong with a line.
+      // The server reports the mistake.
     }
   }
 

@@ -75,7 +75,7 @@ export class Refusal {
     this.reason = "";
   }
 
-  /** Show a reason, in which commands are between backticks. */
+  /** Show a reason. Commands in it are between backticks. */
   show(reason) {
     if (this.reason === reason) return;
     this.reason = reason;
@@ -114,7 +114,7 @@ export class Rows {
   }
 }
 
-/** A row's frame: a name, a state at its side, a line of text, and room for more. */
+/** A row's frame: a name, a state at its side, a line of text, and buttons. */
 export function rowFrame(name) {
   const parts = {
     name: make("strong", { className: "row-name", textContent: name }),

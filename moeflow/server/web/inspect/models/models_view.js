@@ -1,4 +1,4 @@
-// Models: those that are served, those on the disk, and the pull of another one.
+// The served models, the models on the disk, and the pull of another one.
 
 import { setText } from "../../set_text.js";
 import { tr } from "../../translate.js";
@@ -19,7 +19,7 @@ export default class ModelsView {
     this.context = context;
     this.local = null; // the newest answer of /models/local
     this.localAtMs = -Infinity;
-    this.cards = new Map(); // what /v1/models tells of each model, by its name
+    this.cards = new Map(); // answers of /v1/models, by the model's name
     this.outcome = new Outcome();
     this.refusal = new Refusal();
     this.loadRefusal = new Refusal();
@@ -106,7 +106,7 @@ export default class ModelsView {
     }
   }
 
-  /** Other models may be there: ask again, and have the page offer them. */
+  /** The models may have changed: the next look is at once, and the page offers them. */
   changed() {
     this.localAtMs = -Infinity;
     this.context.server.dispatchEvent(new Event("models"));
