@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, cast
@@ -17,6 +17,7 @@ import msgspec
 from moeflow.core.batch import Batch, BatchEntry
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.engine_messages import ExpertStats, ModelInfo, TokenLogprobs
+from moeflow.core.errors import GroupError
 from moeflow.core.request import Request
 from moeflow.engine.forward import make_forward, make_kv_storage
 from moeflow.engine.masked_sampling import PASS_WAIT_S, MaskedSampling
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 with on_demand(__name__):
     from moeflow.engine import logprobs, memory_limiter, pass_memory, pass_tracing
     from moeflow.engine.observing import observed_model, residency
+    from moeflow.engine.ranks import rank_spans
     from moeflow.models.layers import encoder_decoder
     from moeflow.pipeline.runtime import dot, perfetto, traced_tasks
 
@@ -178,7 +180,7 @@ class ModelRunner:
         self._tracing: pass_tracing.PassTracing | None = None  # from the first time on that somebody looks
         self._trace_file, self._graph_file = config.trace_file, config.graph_file
         if self._trace.is_on:
-            self._tracing = pass_tracing.PassTracing(self._trace, model, model.config, keeps_all=True)
+            self._tracing = self._make_tracing(keeps_all=True)
         self._no_expert_stats = ExpertStats(memory_limit_bytes=config.memory_bytes)
         shape = model.config
         self._kv = make_kv_storage(config, shape)
@@ -221,14 +223,26 @@ class ModelRunner:
     def recording(self, num_passes: int) -> Recording:
         """See `RecordsSpans`."""
         if self._tracing is None:
-            self._tracing = pass_tracing.PassTracing(self._trace, self._model, self._model.config, keeps_all=False)
+            self._tracing = self._make_tracing()
         self._tracing.switch(is_on=True)
-        return self._tracing.recording(num_passes)
+        recording = self._tracing.recording(num_passes)
+        if self._ranks is None:
+            return recording
+        self._ranks.tell(rank_spans.SpansAsked(num_passes))
+        return msgspec.structs.replace(recording, ranks=rank_spans.gather_recordings(self._ranks.group, None))
 
     def end_recording(self) -> None:
         """See `RecordsSpans`."""
-        if self._tracing is not None:
-            self._tracing.switch(is_on=False)
+        if self._tracing is None or not self._tracing.is_on:
+            return
+        self._tracing.switch(is_on=False)
+        if self._ranks is not None:
+            with suppress(GroupError):  # the next pass reports it
+                self._ranks.tell(rank_spans.SpansAsked(0))
+
+    def _make_tracing(self, *, keeps_all: bool = False) -> pass_tracing.PassTracing:
+        waits = None if self._upkeep is None else self._upkeep.group.clock
+        return pass_tracing.PassTracing(self._trace, self._model, self._model.config, waits, keeps_all=keeps_all)
 
     def expert_stats(self) -> ExpertStats:
         """Return statistics of experts so far."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
 from moeflow.core.batch import Batch
 from moeflow.core.model_config import ModelConfig
@@ -13,17 +15,32 @@ from moeflow.pipeline.runtime.layer_times import ATTENTION, EXPERTS, ROUTER, Lay
 from moeflow.pipeline.runtime.recording import Recording, recording_of
 from moeflow.pipeline.runtime.trace import MAX_SPANS, SAMPLING, Label, Trace
 
+if TYPE_CHECKING:
+    from moeflow.parallel.timed_group import WaitClock
+
 PASSES: Final = "passes"  # a trace's row of whole passes
+RANKS: Final = "ranks"  # its row of waits for other ranks
 COMPUTING: Final = (ATTENTION, ROUTER, EXPERTS, SAMPLING)  # rows of the thread that computes
 KEPT_PASSES: Final = 64  # the last ones, unless all are written at the end
-_ORDER: Final = (PASSES, ATTENTION, ROUTER, EXPERTS)  # rows that come first
+_ORDER: Final = (PASSES, ATTENTION, ROUTER, EXPERTS, RANKS)  # rows that come first
 
 
 class PassTracing:
     """Of one process."""
 
-    def __init__(self, trace: Trace, model: object, config: ModelConfig, *, keeps_all: bool) -> None:
-        """Take a trace, and the model that computes passes. `keeps_all`: also of passes before the last ones."""
+    def __init__(
+        self,
+        trace: Trace,
+        model: object,
+        config: ModelConfig,
+        waits: WaitClock | None = None,
+        *,
+        keeps_all: bool = False,
+    ) -> None:
+        """Take a trace, the model that computes passes, and the clock of waits for other ranks, if there are some.
+
+        `keeps_all`: also passes before the last ones.
+        """
         self._trace = trace
         self._row = trace.row(PASSES)
         self._keeps_all = keeps_all
@@ -36,6 +53,8 @@ class PassTracing:
             facts = [_facts(self._model, number, config) for number in range(len(self._model.layers))]
             self._times = LayerTimes(facts, MAX_SPANS // max(len(facts), 1) if keeps_all else 2 * KEPT_PASSES)
             self._times.add_to(trace)
+        self._waits = waits
+        self._rank_row = None if waits is None else trace.row(RANKS)
         trace.rows.sort(key=lambda row: _ORDER.index(row.name) if row.name in _ORDER else len(_ORDER))
         trace.follow(self._time_layers)
 
@@ -56,6 +75,17 @@ class PassTracing:
         self._row.record(label, start_ns, end_ns)
         self.note_pass(start_ns)
 
+    @contextmanager
+    def part_of_pass(self, num_tokens: int) -> Iterator[None]:
+        """Record the block as this rank's part of a pass, if passes are recorded."""
+        start_ns = time.perf_counter_ns()
+        yield
+        if self.is_on:
+            self._row.record(
+                Label(f"part of a pass of {_count(num_tokens, 'token')}"), start_ns, time.perf_counter_ns()
+            )
+            self.note_pass(start_ns)
+
     def note_pass(self, start_ns: int) -> None:
         """Keep the spans of the last passes, of which the newest began at `start_ns`."""
         is_full = len(self._starts_ns) == KEPT_PASSES
@@ -74,15 +104,24 @@ class PassTracing:
             self._model.layer_times = self._times if is_on else None
         if self._times is not None:
             self._times.passes.clear()
+        if self._waits is not None:
+            self._waits.on_wait = self._record_wait if is_on else None
         self._starts_ns.clear()
+
+    def _record_wait(self, name: str, start_ns: int, end_ns: int) -> None:
+        if self._rank_row is not None:
+            self._rank_row.record(Label(f"waits for other ranks: {name}"), start_ns, end_ns, is_blocked=True)
 
 
 def _name(batch: Batch) -> str:
     num_prompts = sum(not entry.request.output_token_ids for entry in batch.entries)
     count = len(batch.entries)
     kind = {0: "decode", count: "prompt"}.get(num_prompts, "prompt and decode")
-    tokens = "1 token" if batch.num_tokens == 1 else f"{batch.num_tokens} tokens"
-    return f"{kind} pass of {tokens}, {'1 request' if count == 1 else f'{count} requests'}"
+    return f"{kind} pass of {_count(batch.num_tokens, 'token')}, {_count(count, 'request')}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _is_on_cpu(model: CausalLM) -> bool:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 PROMPT_CHUNK: Final = 64  # rows of prompt log-probabilities at a time: bounds the copy of [P, V]
 
 
-class PassInput(msgspec.Struct, frozen=True):
+class PassInput(msgspec.Struct, frozen=True, tag="pass"):
     """The tokens of a pass, sequence by sequence, and where their keys and values go."""
 
     token_ids: list[int]  # of all sequences, one after another

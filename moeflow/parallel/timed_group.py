@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -16,15 +16,20 @@ class WaitClock:
 
     def __init__(self) -> None:
         self.waited_s = 0.0
+        # Receives what was waited for, from when until when, in nanoseconds of `time.perf_counter_ns`.
+        self.on_wait: Callable[[str, int, int], None] | None = None
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Count the time that the block takes."""
+    def running(self, name: str = "") -> Iterator[None]:
+        """Count the time that the block takes; `name` tells what it waits for."""
         start = time.perf_counter()
         try:
             yield
         finally:
-            self.waited_s += time.perf_counter() - start
+            end = time.perf_counter()
+            self.waited_s += end - start
+            if self.on_wait is not None:
+                self.on_wait(name, round(1e9 * start), round(1e9 * end))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -56,17 +61,17 @@ class TimedGroup(Group):
 
     def all_gather(self, name: str, tensor: Tensor) -> list[Tensor]:
         """See `Group`."""
-        with self.clock.running():
+        with self.clock.running(name):
             return self._group.all_gather(name, tensor)
 
     def all_to_all(self, name: str, parts: Sequence[Tensor]) -> list[Tensor]:
         """See `Group`."""
-        with self.clock.running():
+        with self.clock.running(name):
             return self._group.all_to_all(name, parts)
 
     def barrier(self, name: str) -> None:
         """See `Group`."""
-        with self.clock.running():
+        with self.clock.running(name):
             self._group.barrier(name)
 
     def subgroup(self, ranks: Sequence[int]) -> TimedGroup:
@@ -94,10 +99,10 @@ class TimedChannel(Channel):
 
     def send(self, name: str, tensor: Tensor) -> None:
         """See `Channel`."""
-        with self._clock.running():
+        with self._clock.running(name):
             self._channel.send(name, tensor)
 
     def receive(self, name: str, like: Tensor) -> Tensor:
         """See `Channel`."""
-        with self._clock.running():
+        with self._clock.running(name):
             return self._channel.receive(name, like)

@@ -12,11 +12,14 @@ from moeflow.checkpoint.open import open_checkpoint
 from moeflow.core.engine_config import EngineConfig
 from moeflow.engine.compute_setup import set_up
 from moeflow.engine.forward import make_forward, make_kv_storage
+from moeflow.engine.pass_tracing import PassTracing
+from moeflow.engine.ranks.rank_spans import SpansAsked, gather_recordings
 from moeflow.engine.runner_loading import make_allocator, make_upkeep, served_model, weight_memory
 from moeflow.models.importance import known_importance
 from moeflow.models.loading import load_model
 from moeflow.models.pass_input import PassInput
 from moeflow.parallel.group import OverlappingGroup
+from moeflow.pipeline.runtime.trace import Trace
 
 
 def compute_passes(
@@ -39,15 +42,22 @@ def compute_passes(
             checkpoint, allocator, num_threads=config.num_threads, progress=progress, importance=importance
         )
     kv = make_kv_storage(config, model.config, group.rank)
-    served = served_model(model, config, upkeep)
+    trace = Trace(is_on=False)
+    served = served_model(model, config, upkeep, trace)
+    tracing = PassTracing(trace, served, model.config, upkeep.group.clock)
     forward = make_forward(config, served, kv, upkeep)
     on_loaded()
-    decoder = msgspec.msgpack.Decoder(PassInput)
+    decoder = msgspec.msgpack.Decoder(PassInput | SpansAsked)
     with closing(served):
         for message in messages:
             given = decoder.decode(message)
+            if isinstance(given, SpansAsked):
+                tracing.switch(is_on=given.num_passes > 0)
+                if given.num_passes:
+                    gather_recordings(group, tracing.recording(given.num_passes))
+                continue
             kv.move(given.kv_moves)
-            with upkeep.computing():
+            with tracing.part_of_pass(len(given.token_ids)), upkeep.computing():
                 for hidden in islice(forward.run(given), len(given.logit_rows)):
                     if model.shares_head:
                         served.logits(hidden)

@@ -55,6 +55,11 @@ class Ranks(ABC):
         with self._noting_ending():
             self._look()
 
+    def tell(self, message: msgspec.Struct) -> None:
+        """Send a message to all ranks between two passes. Raises: GroupError if one is gone."""
+        with self._noting_ending():
+            self._tell_all(msgspec.msgpack.encode(message))
+
     @contextmanager
     def _noting_ending(self) -> Iterator[None]:
         try:

@@ -30,6 +30,7 @@ class Recording(msgspec.Struct, frozen=True):
     rows: list[RecordedRow]
     layers: list[LayerFacts]  # empty: their times are not known
     times: list[tuple[int, bytes]]  # of each pass: tokens, and `PassTimes.times`
+    ranks: list[Recording] = []  # of the other processes that share the model
 
     def to_trace(self) -> Trace:
         """Return the rows with all spans."""

@@ -66,10 +66,12 @@ async def timeline(
 def _content(model: str, sights: Mapping[int, TimelineSight], replicas: Sequence[ReplicaStatus]) -> bytes:
     decoder = msgspec.msgpack.Decoder(Recording)
     recordings = {place: decoder.decode(sight.recording) for place, sight in sights.items()}
-    processes = [
-        Process(recording.to_trace(), place + 1, _name(place, replicas), recording.clock_ns)
+    named = [
+        (_name(place, replicas) + (f", rank {rank}" if rank else ""), each)
         for place, recording in recordings.items()
+        for rank, each in enumerate([recording, *recording.ranks])
     ]
+    processes = [Process(each.to_trace(), number, name, each.clock_ns) for number, (name, each) in enumerate(named, 1)]
     num_passes = max(recording.num_passes for recording in recordings.values())
     origin_ns, events = events_of(processes if num_passes else ())
     facts = {
