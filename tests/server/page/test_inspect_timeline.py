@@ -154,7 +154,7 @@ def test_many_spans_of_two_engines_stay_smooth(app, engine, serve, open_page, op
     page = open_page(serve(app), **options)
     button(page, "Inspect").click()
     page.get_by_role("tab", name="Time line").click()
-    expect(view(page)).to_contain_text("Passes shown: 128. Passes waited")
+    expect(view(page)).to_contain_text("Passes shown: 128. They waited")
     width = canvas(page).bounding_box()["width"]
     num_rows = 2 * (2 + 4)
     assert 100 < int(canvas(page).get_attribute("data-drawn")) <= num_rows * (width + 2)

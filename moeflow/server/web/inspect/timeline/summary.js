@@ -10,13 +10,19 @@ export function summarise({ lanes, end }) {
   });
 }
 
-/** Return the share of the passes' time in which they waited, in any lane of the thread that computes; null: no pass. */
-export function waitedShare({ lanes, passes }) {
+/** Return the causes of waits with the share of the passes' time that each took, the largest first: [cause, share]. */
+export function waits({ lanes, passes }) {
   const total = passes.reduce((sum, pass) => sum + pass.end - pass.start, 0);
-  if (!total) return null;
-  const waits = lanes.map((lane) => covered(lane.spans.filter((span) => span.isBlocked)));
-  return waits.reduce((sum, wait) => sum + wait, 0) / total;
+  const causes = new Map();
+  for (const lane of lanes) {
+    const byCause = Map.groupBy(lane.spans.filter((span) => span.isBlocked), causeOf);
+    for (const [cause, spans] of byCause) causes.set(cause, (causes.get(cause) ?? 0) + covered(spans) / total);
+  }
+  return [...causes].sort((one, other) => other[1] - one[1]);
 }
+
+/** "waits for experts 3" -> "waits for experts"; likewise what follows a colon is left out. */
+const causeOf = ({ name }) => name.replace(/(:.*| [\d.]+)$/, "");
 
 /** Return the longest pass; undefined: there is none. */
 export function longest(passes) {

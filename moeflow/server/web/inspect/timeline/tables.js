@@ -4,7 +4,7 @@ import { make } from "../elements.js";
 import { tr } from "../../translate.js";
 import { duration, percent, quantity } from "./format.js";
 import { firstAfter } from "./trace.js";
-import { longest, summarise, waitedShare } from "./summary.js";
+import { longest, summarise, waits } from "./summary.js";
 
 const MAX_ROWS = 500;
 
@@ -22,8 +22,11 @@ export function sumsOf(trace) {
 export function factsOf(trace) {
   const pass = longest(trace.passes);
   if (!pass) return [];
+  const causes = waits(trace);
+  const share = percent(causes.reduce((sum, [, one]) => sum + one, 0));
   return [
-    tr("Passes shown: {count}. Passes waited {share} of their time.", { count: trace.passes.length, share: percent(waitedShare(trace)) }),
+    tr("Passes shown: {count}. They waited {share} of their time.", { count: trace.passes.length, share }),
+    ...causes.map(([cause, one]) => `${tr(cause)}: ${percent(one)}`),
     tr("The longest one took {duration}: {name}.", { duration: duration(pass.end - pass.start), name: pass.name }),
   ];
 }
