@@ -149,12 +149,8 @@ export class Chart {
     action();
   }
 
-  get busyLanes() {
-    return this.trace.lanes.filter((lane) => lane.spans.length);
-  }
-
   get lane() {
-    return this.selected?.lane ?? this.busyLanes[0];
+    return this.selected?.lane ?? this.trace.lanes[0];
   }
 
   step(by) {
@@ -165,7 +161,7 @@ export class Chart {
 
   /** Go to the span of another lane at the same time. */
   stepLane(by) {
-    const lanes = this.busyLanes;
+    const { lanes } = this.trace;
     const time = this.selected?.start ?? this.shown.from;
     const place = this.selected ? lanes.indexOf(this.lane) + by : 0;
     const { spans } = lanes[Math.min(Math.max(place, 0), lanes.length - 1)];

@@ -173,7 +173,7 @@ export class Picture {
 /** Write the longest of a span's names that fits: the whole one, the kind of a pass, its layer. */
 function writeName(pen, span, left, top, size) {
   const { layer } = span.args;
-  const kind = span.name.split(" pass of ")[0];
+  const [kind] = span.name.match(/^part|^[\w ]+(?= pass of)/) ?? [""];
   const name = [span.name, kind, String(layer ?? "")].find((it) => it && pen.measureText(it).width <= size - 6);
   if (!name) return;
   pen.fillStyle = ON_WORK;

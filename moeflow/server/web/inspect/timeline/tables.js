@@ -1,5 +1,6 @@
 // The time line as tables: sums of each lane, and the spans in sight.
 
+import { NONE } from "../../facts.js";
 import { make } from "../elements.js";
 import { tr } from "../../translate.js";
 import { duration, percent, quantity } from "./format.js";
@@ -7,13 +8,14 @@ import { firstAfter } from "./trace.js";
 import { longest, summarise, waits } from "./summary.js";
 
 const MAX_ROWS = 500;
+const PART = "part of a pass"; // a rank's, of a pass that its engine has, too
 
 /** Rows of the sums of lanes: texts. */
 export function sumsOf(trace) {
   return summarise(trace).map(({ lane, busy, blocked, share }) => [
     nameOf(lane, trace),
-    duration(busy),
-    blocked ? duration(blocked) : "–",
+    busy ? duration(busy) : NONE,
+    blocked ? duration(blocked) : NONE,
     percent(share),
   ]);
 }
@@ -22,10 +24,11 @@ export function sumsOf(trace) {
 export function factsOf(trace) {
   const pass = longest(trace.passes);
   if (!pass) return [];
+  const count = trace.passes.filter(({ name }) => !name.startsWith(PART)).length;
   const causes = waits(trace);
   const share = percent(causes.reduce((sum, [, one]) => sum + one, 0));
   return [
-    tr("Passes shown: {count}. They waited {share} of their time.", { count: trace.passes.length, share }),
+    tr("Passes shown: {count}. They waited {share} of their time.", { count, share }),
     ...causes.map(([cause, one]) => `${tr(cause)}: ${percent(one)}`),
     tr("The longest one took {duration}: {name}.", { duration: duration(pass.end - pass.start), name: pass.name }),
   ];
@@ -44,7 +47,7 @@ export function spansIn(trace, { from, to }) {
     duration(span.start),
     duration(span.end - span.start),
     span.isBlocked ? tr("waits") : tr("works"),
-    span.args.bytes ? quantity(span.args.bytes, "B") : "–",
+    span.args.bytes ? quantity(span.args.bytes, "B") : NONE,
   ]);
 }
 

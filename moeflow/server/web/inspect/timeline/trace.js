@@ -3,7 +3,7 @@
 // A span is { name, start, end, isBlocked, args, thread, lane, row }. A lane is { name, engine, threads, spans, rows }:
 // `rows` has the same spans in as few rows as show each of them, except that waits may lie upon work.
 
-/** Return { lanes, passes, end, hasEngines }. */
+/** Return { lanes, passes, end, hasEngines }; only lanes with spans. */
 export function readTrace({ traceEvents }) {
   const threads = new Map();
   const engines = new Map();
@@ -22,7 +22,7 @@ export function readTrace({ traceEvents }) {
     if (!lanes.has(laneKey)) lanes.set(laneKey, { name: thread.laneName, engine: engines.get(pid) ?? "", threads: [] });
     lanes.get(laneKey).threads.push(thread);
   }
-  const all = [...lanes.values()];
+  const all = [...lanes.values()].filter(({ threads }) => threads.some((thread) => thread.spans.length));
   all.forEach(fill);
   const spans = all.flatMap((lane) => lane.spans);
   return {
