@@ -111,6 +111,11 @@ COVERED = (
         "tests/test_examples.py::test_the_documented_command_serves_with_the_policy",
         "lru-2",
     ),
+    (
+        r"curl .*/stats/experts.*",
+        "tests/server/observed/test_experts.py::test_counts_are_the_computed_tokens_of_a_real_server",
+        "/stats/experts",
+    ),
     (r"curl .*/v1/chat/completions .*", "tests/server/test_chat.py::test_a_whole_answer", "/v1/chat/completions"),
     (r"curl .*/api/chat .*", "tests/server/ollama/test_chat.py::test_the_content_type_does_not_matter", "/api/chat"),
     (
