@@ -38,6 +38,7 @@ def one_pass(*entries, start_s, duration_s=1.0, ids=None, num_new=1, stall_s=0.0
         entries=entries,
         sampled=brought,
         choices=[] if ids is None else [ids],
+        num_rows=sum(it.num_rows for it in entries),
         start_s=start_s,
         duration_s=duration_s,
         stall_s=stall_s,
