@@ -70,7 +70,9 @@ async def test_passes_and_experts_add_up(http):
     story, usage = await get(http, path), answer["usage"]
     assert (story["not_observed"], story["replica"], story["host"]) == ("", 0, "")
     passes = story["passes"]
+    assert [one["is_prompt"] for one in passes].count(True) == 1
     assert passes[0]["is_prompt"]
+    assert {one["tokens"] for one in passes[1:]} == {1}
     computed = usage["prompt_tokens"] - story["cached_tokens"] + usage["completion_tokens"] - 1
     assert sum(one["tokens"] + one["accepted_tokens"] for one in passes) == computed
     assert sum(one["drafted_tokens"] for one in passes) == story["drafted_tokens"]
@@ -114,6 +116,7 @@ async def test_sequences_share_passes(http):
     story = await get(http, path)
     assert (story["sequences"], story["not_observed"]) == (4, "")
     assert len(story["passes"]) < answer["usage"]["completion_tokens"]
+    assert {one["tokens"] for one in story["passes"] if not one["is_prompt"]} <= {1, 2, 3, 4}
     least = answer["usage"]["total_tokens"] - story["cached_tokens"] - 4
     computed = sum(one["tokens"] + one["accepted_tokens"] for one in story["passes"])
     assert least <= computed <= least + answer["usage"]["prompt_tokens"], "usage counts the prompt of n answers once"
