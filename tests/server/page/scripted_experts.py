@@ -17,7 +17,7 @@ ANSWER = ["Be", "cause", "\n", " so", "."]
 class Script:
     """A model of so many layers and experts, which has computed PROMPT and ANSWER but for their first and last token.
 
-    Token number t chooses at row r the experts r + t, r + t + 1 and so on, so that none has more than `top_k` tokens.
+    Token number t chooses at row r the expert r + t * t and the ones after it.
     """
 
     def __init__(self, num_layers: int, num_experts: int, top_k: int) -> None:
@@ -28,7 +28,7 @@ class Script:
 
     def chosen(self, row: int, token: int) -> list[int]:
         """Return the experts of a token."""
-        return [(row + token + place) % self.num_experts for place in range(self.top_k)]
+        return [(row + token * token + place) % self.num_experts for place in range(self.top_k)]
 
     def counts(self) -> list[list[int]]:
         """Return the tokens of each expert of each layer."""

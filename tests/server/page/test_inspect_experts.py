@@ -64,8 +64,9 @@ def fact(page, term):
 
 def table(page):
     """The counts of the shown table, without the layers' numbers."""
-    rows = view(page).get_by_role("region", name="Tokens of each expert").locator("tbody tr").all()
-    return [[int(text.replace(",", "")) for text in row.locator("td").all_inner_texts()] for row in rows]
+    rows = view(page).get_by_role("region", name="Tokens of each expert").locator("tbody tr")
+    expect(rows.first).to_be_visible()
+    return [[int(text.replace(",", "")) for text in row.locator("td").all_inner_texts()] for row in rows.all()]
 
 
 LOOKS = """all => all.map(({ dataset, style }) =>
@@ -178,7 +179,7 @@ def test_tokens_have_the_colours_of_their_experts(inspected, script):
             else:
                 first, second = script.chosen(row, place)
                 assert look == [str(first), colours[first], colours[second]]
-        assert len(set(colours.values())) == script.num_experts
+        assert len(set(colours.values())) == 3  # the fourth expert is idle
     assert tokens(page).evaluate_all("all => all.map((it) => it.classList.contains('is-template'))") == [
         it.startswith("<|") for it in PROMPT + ANSWER
     ]
@@ -283,3 +284,22 @@ def test_a_large_model_fits_a_phone(inspected, script):
         page.keyboard.press(key)
     expect(tooltip(page)).to_contain_text("Layer 60, expert 255")
     assert scroll.evaluate("it => it.scrollLeft + it.clientWidth >= it.scrollWidth - 1")
+
+
+CELL = """(canvas) => {
+  const copy = new OffscreenCanvas(1, 1).getContext("2d");
+  copy.drawImage(canvas, -8, -24); // a pixel of the first cell
+  return [...copy.getImageData(0, 0, 1, 1).data.slice(0, 3)];
+}"""
+
+
+def test_the_map_has_the_colours_of_the_theme_and_of_paper(inspected):
+    page = inspected(color_scheme="light")
+    expect(heat_map(page)).to_be_visible()
+    light = heat_map(page).evaluate(CELL)
+    page.emulate_media(color_scheme="dark")
+    dark = heat_map(page).evaluate(CELL)
+    assert sum(dark) > sum(light)  # an expert with many tokens stands out from the page
+    page.emulate_media(media="print")
+    assert heat_map(page).evaluate(CELL) == light
+    expect(page.locator(".inspect-head")).to_be_hidden()

@@ -10,11 +10,14 @@ export class Tooltip {
     this.element.className = "tooltip";
     this.element.setAttribute("aria-hidden", "true"); // screen readers are told by `announce` or by names
     this.element.hidden = true;
+    this.isByKeys = false;
     for (const moving of ["wheel", "touchmove"]) addEventListener(moving, () => this.hide(), { passive: true });
   }
 
-  /** Show lines of text beside a point of the window, in CSS pixels, within the element that holds `near`. */
-  show(lines, { x, y }, near) {
+  /** Show lines of text at a point of the window, in CSS pixels, within the dialog of `near`. One that keys have brought
+   *  stays where the page moves below a mouse at rest. */
+  show(lines, { x, y }, near, { isByKeys = false } = {}) {
+    this.isByKeys = isByKeys;
     const holder = near.closest("dialog") ?? document.body; // only there is it above all else
     if (this.element.parentElement !== holder) holder.append(this.element);
     this.element.replaceChildren(...lines.map(line));
@@ -30,6 +33,12 @@ export class Tooltip {
 
   hide() {
     this.element.hidden = true;
+  }
+
+  /** Hide it unless keys have brought it; return whether it is hidden. */
+  leave() {
+    if (!this.isByKeys) this.hide();
+    return this.element.hidden;
   }
 }
 

@@ -108,10 +108,9 @@ export default class ExpertsView {
     const relative = range.counts.map(relativeToEven);
     const top = scaleTop(quantile(relative.flat(), SCALE_SHARE));
     const about = { seen, range, relative, top };
-    const describe = describer(about);
     const isByTokens = this.look === "tokens";
-    const look = isByTokens ? tokensLook(this.map.canvas, { ...about, describe }) : tiersLook({ seen, describe });
-    this.map.show(layers, numExperts, look);
+    const painter = () => (isByTokens ? tokensLook(this.map.canvas, about) : tiersLook(seen));
+    this.map.show(layers, numExperts, { describe: describer(about), painter });
     this.scale.element.hidden = !isByTokens;
     this.scale.show(top);
     this.tiers.element.hidden = isByTokens;

@@ -26,7 +26,8 @@ export class HeatMap {
     this.tooltip = new Tooltip();
     this.layers = []; // their numbers
     this.numColumns = 0;
-    this.look = null; // the painter of cells, see `show`
+    this.describe = null; // and painter: see `show`
+    this.painter = null;
     this.chosen = null; // [row, column]
     this.at = null; // the cell under pointer or keyboard
     this.route = []; // cells to mark, such as the choices of one token: [row, column]
@@ -38,21 +39,22 @@ export class HeatMap {
   listen() {
     const { canvas } = this;
     canvas.addEventListener("pointermove", (event) => this.point(this.cellOf(event), event));
-    canvas.addEventListener("pointerleave", () => this.leave());
+    canvas.addEventListener("pointerleave", () => this.tooltip.leave() && this.leave());
     canvas.addEventListener("blur", () => this.leave());
     canvas.addEventListener("click", (event) => this.choose(this.cellOf(event)));
     canvas.addEventListener("keydown", (event) => this.step(event));
   }
 
-  /** Show cells. `layers` has the number of each row. `look` has fill(pen, row, column, box), text(row, column) for large
-   *  cells with its colour, and describe(row, column), the lines for a person. */
-  show(layers, numColumns, look) {
+  /** Show cells. `layers` has the number of each row. `describe(row, column)` returns the lines for a person. `painter()`
+   *  is called before each drawing, as colours may have changed. It returns fill(pen, row, column, box), and
+   *  text(row, column) for large cells: { text, colour }. */
+  show(layers, numColumns, { describe, painter }) {
     const isNew = String(this.layers) !== String(layers) || this.numColumns !== numColumns;
-    Object.assign(this, { layers, numColumns, look });
+    Object.assign(this, { layers, numColumns, describe, painter });
     if (isNew) this.fit();
     this.plot.redraw();
     if (isNew) this.sidePlot.redraw();
-    if (this.at && !this.tooltip.element.hidden) this.tell();
+    if (this.at && !this.tooltip.element.hidden) this.tell(...this.toldAt);
   }
 
   mark({ chosen = this.chosen, route = this.route, row = this.row }) {
@@ -87,7 +89,8 @@ export class HeatMap {
   }
 
   drawCells(pen) {
-    if (!this.look) return;
+    if (!this.painter) return;
+    const look = this.painter();
     const { text, muted, ground } = colours(this.canvas, "text", "muted", "ground");
     pen.font = FONT;
     pen.textAlign = "center";
@@ -100,18 +103,18 @@ export class HeatMap {
     }
     const hasText = this.cellWidth >= TEXT_PX.width && this.cellHeight >= TEXT_PX.height;
     for (let row = 0; row < this.layers.length; row += 1) {
-      for (let column = 0; column < this.numColumns; column += 1) this.drawCell(pen, row, column, hasText);
+      for (let column = 0; column < this.numColumns; column += 1) this.drawCell(pen, look, row, column, hasText);
     }
     for (const cell of this.route) this.ring(pen, cell, [[3, ground], [1.5, text]]);
     if (this.chosen) this.ring(pen, this.chosen, [[5, ground], [2.5, text]]);
     if (this.at) this.ring(pen, this.at, [[3, ground], [1.5, text]]);
   }
 
-  drawCell(pen, row, column, hasText) {
+  drawCell(pen, look, row, column, hasText) {
     const box = this.box(row, column);
-    this.look.fill(pen, row, column, box);
+    look.fill(pen, row, column, box);
     if (!hasText) return;
-    const { text, colour } = this.look.text(row, column);
+    const { text, colour } = look.text(row, column);
     pen.fillStyle = colour;
     pen.fillText(text, box.left + box.width / 2, box.top + box.height / 2 + 0.5);
   }
@@ -161,10 +164,10 @@ export class HeatMap {
     this.plot.redraw();
   }
 
-  /** Show the lines about the cell at a point of the window, or where they are. */
-  tell(place = this.toldAt) {
-    this.toldAt = place;
-    this.tooltip.show(this.look.describe(...this.at), place, this.canvas);
+  /** Show the lines about the cell at a point of the window. */
+  tell(place, options) {
+    this.toldAt = [place, options];
+    this.tooltip.show(this.describe(...this.at), place, this.canvas, options);
   }
 
   choose(cell) {
@@ -201,8 +204,8 @@ export class HeatMap {
     if (!isSeen) scroll.scrollLeft = left - scroll.clientWidth / 2;
     const canvas = this.canvas.getBoundingClientRect();
     this.plot.redraw();
-    this.tell({ x: canvas.left + left + width, y: canvas.top + top + height });
-    this.announce(this.look.describe(...cell).join(", "));
+    this.tell({ x: canvas.left + left + width, y: canvas.top + top + height }, { isByKeys: true });
+    this.announce(this.describe(...cell).join(", "));
   }
 }
 

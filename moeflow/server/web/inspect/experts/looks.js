@@ -29,12 +29,11 @@ export function describer({ seen, range, relative }) {
 }
 
 /** Cells by tokens, on a scale from 0 to `top` times even routing. */
-export function tokensLook(canvas, { range, relative, top, describe }) {
+export function tokensLook(canvas, { range, relative, top }) {
   const dark = isDark(canvas);
   const { ground, muted } = colours(canvas, "ground", "muted");
   const isIdle = (row, column) => !range.counts[row]?.[column];
   return {
-    describe,
     text: (row, column) =>
       isIdle(row, column)
         ? { text: "0", colour: muted }
@@ -47,10 +46,9 @@ export function tokensLook(canvas, { range, relative, top, describe }) {
 }
 
 /** Cells by the place where the expert lies. */
-export function tiersLook({ seen: { tiers, residency }, describe }) {
+export function tiersLook({ tiers, residency }) {
   const tierOf = (row, column) => tiers[residency[row]?.[column]];
   return {
-    describe,
     text: (row, column) => ({ text: letterOf(tierOf(row, column)), colour: ON_AREA }),
     fill: (pen, row, column, box) => paintTier(pen, tierOf(row, column), box),
   };

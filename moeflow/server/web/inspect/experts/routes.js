@@ -22,12 +22,11 @@ export class Routes {
     return this.layers.flatMap((_, row) => this.chosen(token, row).map((expert) => [row, expert]));
   }
 
-  /** For each expert, how many tokens have it first at this row. */
-  firstCounts(row) {
+  /** For each expert, how many tokens have it among their first `most` at this row. */
+  counts(row, most = 1) {
     const counts = new Array(this.numExperts).fill(0);
     for (const token of this.tokens.keys()) {
-      const [first] = this.chosen(token, row);
-      if (first !== undefined) counts[first] += 1;
+      for (const expert of this.chosen(token, row).slice(0, most)) counts[expert] += 1;
     }
     return counts;
   }

@@ -8,7 +8,7 @@ const TIERS = {
   gpu: { name: "GPU", letter: "G", colour: "#ee8866" },
   ram: { name: "main memory", letter: "R", colour: "#77aadd" },
   slot: { name: "a slot of main memory", letter: "S", colour: "#44bb99" },
-  disk: { name: "disk", letter: "D", colour: "#dddddd" },
+  disk: { name: "disk", letter: "D", colour: "#b5bcba" },
   "other machine": { name: "another machine", letter: "M", colour: "#eedd88" },
 };
 const MARK = "#111111";

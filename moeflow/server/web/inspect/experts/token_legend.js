@@ -14,10 +14,12 @@ export class TokenLegend {
     this.element = make("ul", { className: "legend-row", "aria-label": tr("Experts of this layer") });
   }
 
-  /** `counts` has the tokens of each expert; `colours` are TokenColours; `chosen` is the highlighted expert, or null. */
-  show(counts, colours, chosen) {
+  /** `colours` are TokenColours for the layer of this row; `chosen` is the highlighted expert, or null. */
+  show(routes, row, colours, chosen) {
+    const counts = routes.counts(row);
+    const seen = routes.counts(row, 2); // a token shows two
     const total = sum(counts);
-    const shown = [...colours.places.keys()].filter((expert) => counts[expert]).sort((a, b) => counts[b] - counts[a]);
+    const shown = [...colours.places.keys()].filter((expert) => seen[expert]).sort((a, b) => counts[b] - counts[a]);
     const rest = total - sum(shown.map((expert) => counts[expert]));
     const items = shown.map((expert) => this.item(expert, counts[expert], total, colours.of(expert), expert === chosen));
     if (rest) items.push(make("li", {}, swatch(REST), tr("others: {share}", { share: percent(rest / total) })));

@@ -26,10 +26,13 @@ export class TokenText {
 
   listen() {
     const { element } = this;
-    element.addEventListener("pointerover", ({ target, clientX: x, clientY: y }) => this.tell(tokenOf(target), { x, y }));
-    element.addEventListener("pointerleave", () => this.tooltip.hide());
+    element.addEventListener("pointermove", (event) => this.tellAt(event));
+    element.addEventListener("pointerleave", () => this.tooltip.leave());
     element.addEventListener("blur", () => this.tooltip.hide());
-    element.addEventListener("click", ({ target }) => this.pick(tokenOf(target)));
+    element.addEventListener("click", (event) => {
+      this.pick(tokenOf(event.target));
+      this.tellAt(event); // a finger has left it by now
+    });
     element.addEventListener("keydown", (event) => this.step(event));
   }
 
@@ -54,7 +57,7 @@ export class TokenText {
     const added = routes.tokens.slice(first).map((token, i) => tokenElement(first + i, token, isTemplate[first + i]));
     this.element.append(...added);
     this.element.hidden = !routes.tokens.length;
-    const isRecoloured = this.colours.update(routes.firstCounts(this.row));
+    const isRecoloured = this.colours.update(routes.counts(this.row));
     this.paint(isRecoloured ? 0 : numKnown - 1); // the last one had not been computed
   }
 
@@ -62,7 +65,7 @@ export class TokenText {
     this.row = row;
     if (!this.routes) return;
     this.colours.reset();
-    this.colours.update(this.routes.firstCounts(row));
+    this.colours.update(this.routes.counts(row));
     this.paint(0);
   }
 
@@ -97,9 +100,13 @@ export class TokenText {
     return [name, tr("Layer {layer}: experts {experts}", { layer: layers[this.row], experts: chosen.join(", ") })];
   }
 
-  tell(token, place) {
+  tellAt({ target, clientX: x, clientY: y }) {
+    this.tell(tokenOf(target), { x, y });
+  }
+
+  tell(token, place, options) {
     if (token === null) this.tooltip.hide();
-    else this.tooltip.show(this.lines(token), place, this.element);
+    else this.tooltip.show(this.lines(token), place, this.element, options);
   }
 
   pick(token) {
@@ -133,7 +140,7 @@ export class TokenText {
 
   tellPicked() {
     const { left, bottom } = this.elementOf(this.token).getBoundingClientRect();
-    this.tell(this.token, { x: left, y: bottom });
+    this.tell(this.token, { x: left, y: bottom }, { isByKeys: true });
     this.announce(this.lines(this.token).join(", "));
   }
 }

@@ -132,7 +132,7 @@ export class TokensView {
     this.slider.value = row;
     this.slider.setAttribute("aria-valuetext", tr("Layer {layer}", { layer }));
     setText(this.layer, String(layer));
-    this.legend.show(routes.firstCounts(row), colours, expert);
+    this.legend.show(routes, row, colours, expert);
     this.onLayer(row);
     const { numWithout } = routes;
     const parts = [
