@@ -24,6 +24,11 @@ from tests.tiny_mixtral import write_tiny_mixtral
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 REPO = "tiny/Mixtral"
+DROP = """(target, text) => {
+  const dataTransfer = new DataTransfer();
+  dataTransfer.items.add(new File([text], "wrong.jsonl"));
+  target.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
+}"""
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
 
 
@@ -96,8 +101,8 @@ def test_a_job_from_its_file_to_its_answers(page, jobs, say, tmp_path):
     assert [it["custom_id"] for it in read_lines(tmp_path / "answers.jsonl")] == ["q0", "q1", "q2"]
     assert jobs.batches.all()[0].metadata == {"name": "My questions"}
 
-    wrong = write_lines(tmp_path / "wrong.jsonl", chat_line("a"), b"no JSON")
-    shown.get_by_label("Drop a .jsonl file here, or choose one").set_input_files(wrong)
+    shown.locator(".drop").evaluate(DROP, (chat_line("a") + b"\nno JSON").decode())
+    expect(shown.get_by_label("Name")).to_have_value("wrong")
     button(shown, "Start").click()
     expect(row(shown, "wrong").first).to_contain_text("Line 2: the line is not valid JSON")
 
@@ -146,6 +151,16 @@ def test_without_a_key_the_reason_stands_in_the_place_of_buttons(page):
     shown = view(page, "Machines")
     expect(shown.get_by_text("The number of replicas cannot be changed")).to_be_visible()
     expect(shown.get_by_role("button")).to_have_count(0)
+
+
+def test_what_only_a_key_may_read_is_explained(make_app, serve, open_page, listener):
+    page = open_page(serve(make_app(root_path="/llm")))  # there is a proxy, so not only this machine may ask
+    shown = view(page, "Models")
+    expect(shown.get_by_text("To let other machines read this, the server needs an API key")).to_be_visible()
+    expect(row(shown, "fake-model")).to_contain_text("ready")
+    expect(shown.get_by_role("heading", name="Pull a model")).to_be_hidden()
+    view(page, "Log")
+    expect(page.locator(".inspect-problem")).to_contain_text("To let other machines read this")
 
 
 def test_models_are_loaded_unloaded_and_pulled(tokenizer, serve, open_page, monkeypatch, tmp_path):
