@@ -9,15 +9,14 @@ import { ModelStatuses } from "./compare/model_statuses.js";
 import { SecondModel } from "./compare/second_model.js";
 import { Composer } from "./composer.js";
 import { HeadView } from "./conversations/head_view.js";
-import { BranchesView } from "./conversations/branches_view.js";
 import { HistoryView } from "./conversations/history_view.js";
 import { Library } from "./conversations/library.js";
 import { ConversationStore } from "./conversations/store.js";
 import { Inspector } from "./inspect/inspector.js";
 import { offerLanguages } from "./language_choice.js";
+import { lazily } from "./lazily.js";
 import { ModelChoice } from "./models.js";
 import { PresetChoice } from "./presets/preset_choice.js";
-import { PresetManager } from "./presets/preset_manager.js";
 import { Prompts } from "./prompts/prompts.js";
 import { ServerView } from "./server_view.js";
 import { setText } from "./set_text.js";
@@ -53,12 +52,16 @@ const head = new HeadView(at("conversation-head"), settings.presets, () => chat.
   onKeep: () => chat.save(),
 });
 const presetChoice = new PresetChoice(at("preset"), settings.presets, usePreset);
-const presetManager = new PresetManager(at("preset-manager"), settings.presets, { current: () => settings.preset, choose: usePreset, announce });
+let presetManager = null; // until it is unfolded
 const meter = new ContextMeter(new MeterView(at("context-meter"), at("context-warning")), {
   ...{ chat, apiKey, draft: () => composer.draft, isOneOfSeveral: () => models.names.length > 1 },
   facts: () => (server.state === "ready" && server.model?.name === model() ? server.model : null),
 });
-let tryAgain; // the dialog, once it is needed
+const tryAgain = lazily(async () => {
+  const { TryAgain } = await import("./compare/try_again.js");
+  const onAsk = (prompt, wish) => chat.answer(prompt, chat.own({ ...wish, model: wish.model ?? model() }));
+  return new TryAgain(at("try-again"), { settings, models, fields: at("settings-fields"), onAsk });
+});
 const composer = new Composer(at("prompt-form"), () => Boolean(chat.running) && !library.opening);
 const prompts = new Prompts(at, composer, announce);
 const library = new Library(chat, store, showConversations);
@@ -66,12 +69,15 @@ const conversations = new HistoryView(at("history"), at("open-history"), store, 
   current: () => chat.conversation,
   onRename: (id, name) => library.rename(id, name),
   onDelete: (id) => library.remove(id),
-  onBranches: () => branches.show(),
+  onBranches: showBranches,
   onRestore: (conversation) => library.restore(conversation),
   onExport: (kind) => library.export(kind).then(() => complain(""), (error) => complain(error.message)),
   onImport: importFiles,
 });
-const branches = new BranchesView(at("branches"), chat);
+const branches = lazily(async () => {
+  const { BranchesView } = await import("./conversations/branches_view.js");
+  return new BranchesView(at("branches"), chat);
+});
 const theme = new ThemeChoice(at("theme"));
 offerLanguages(at("language"));
 const shortcuts = new Shortcuts(at("shortcuts"), [
@@ -90,7 +96,7 @@ const shortcuts = new Shortcuts(at("shortcuts"), [
   { keys: "Control+Shift+U", label: tr("System prompt of this conversation"), action: () => head.edit() },
   { keys: "Control+Shift+L", label: tr("Prompts"), action: () => prompts.manage() },
   { keys: "Control+Shift+X", label: tr("Inspector"), action: () => inspector.toggle() },
-  { keys: "Control+Shift+B", label: tr("Branches"), action: () => branches.show() },
+  { keys: "Control+Shift+B", label: tr("Branches"), action: showBranches },
   { keys: "Control+,", label: tr("Settings"), action: openSettings },
   { keys: "Control+/", label: tr("Keyboard shortcuts"), action: () => shortcuts.show() },
 ]);
@@ -119,7 +125,7 @@ function showSettings() {
   settings.show();
   head.show();
   presetChoice.show(settings.preset);
-  presetManager.show();
+  presetManager?.show();
   meter.update();
 }
 
@@ -227,16 +233,21 @@ function usePreset(id) {
   showSettings();
 }
 
+async function managePresets() {
+  if (presetManager) return;
+  const { PresetManager } = await import("./presets/preset_manager.js");
+  presetManager ??= new PresetManager(at("preset-manager"), settings.presets, { current: () => settings.preset, choose: usePreset, announce });
+  presetManager.show();
+}
+
+async function showBranches() {
+  (await branches()).show();
+}
+
 /** Let the user choose the settings of another attempt at an answer. */
 async function tryAgainWith(turn) {
   if (!chat.isFree()) return;
-  if (!tryAgain) {
-    const { TryAgain } = await import("./compare/try_again.js");
-    const fields = at("settings-fields");
-    const onAsk = (prompt, wish) => chat.answer(prompt, chat.own({ ...wish, model: wish.model ?? model() }));
-    tryAgain ??= new TryAgain(at("try-again"), { settings, models, fields, onAsk });
-  }
-  tryAgain.open(turn, chat.conversation);
+  (await tryAgain()).open(turn, chat.conversation);
 }
 
 function begin() {
@@ -299,6 +310,7 @@ onClick("new-conversation", begin);
 onClick("open-settings", openSettings);
 onClick("reset-settings", () => settings.reset());
 settings.presets.addEventListener("change", showSettings);
+at("preset-manager").addEventListener("toggle", managePresets);
 onClick("open-prompts", () => prompts.manage());
 onClick("open-shortcuts", () => shortcuts.show());
 onClick("clear-all", clearAll);

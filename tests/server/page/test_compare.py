@@ -65,10 +65,12 @@ def test_an_answer_is_tried_with_other_settings(page, say, engine, asked, tmp_pa
     expect(turns(page)).to_have_count(0)
     page.get_by_label("Files to import").set_input_files([whole])
     turns(page).first.get_by_role("button", name="Side by side").click()
+    expect(button(page, "Show one answer")).to_be_focused()
     expect(asked_with(page).last).to_contain_text("Temperature 0.5")
     expect(page.locator(".attempt .measured").get_by_text("tokens in")).to_have_count(2)
     button(page, "Show one answer").click()
     expect(attempts(page)).to_have_count(0)
+    expect(turns(page).first.get_by_role("button", name="Side by side")).to_be_focused()
 
 
 def test_two_models_answer_side_by_side(fleet, serve, open_page):

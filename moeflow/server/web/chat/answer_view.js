@@ -3,10 +3,9 @@
 import { measuredLine } from "../facts.js";
 import { MarkdownView } from "../markdown/view.js";
 import { setText } from "../set_text.js";
-import { TokenTreesView } from "../token_trees.js";
 import { tr } from "../translate.js";
 import { canContinue } from "./continuation.js";
-import { ProbabilitiesView } from "./probabilities_view.js";
+import { RarePart } from "./rare_part.js";
 import { endsInCircles } from "./repetition.js";
 import { ThinkingView } from "./thinking_view.js";
 
@@ -22,8 +21,14 @@ export class AnswerView {
     this.parts = Object.fromEntries(PARTS.map((name) => [name, part(name)]));
     this.text = new MarkdownView(this.parts["answer-text"]);
     this.thinking = new ThinkingView(part("thinking"), part("calls"));
-    this.probabilities = new ProbabilitiesView(part("probabilities"), part("show-probabilities"), part("answer-text"));
-    this.trees = new TokenTreesView(part("drafts"), actions.onCopy);
+    this.probabilities = new RarePart(async () => {
+      const { ProbabilitiesView } = await import("./probabilities_view.js");
+      return new ProbabilitiesView(part("probabilities"), part("show-probabilities"), part("answer-text"));
+    });
+    this.trees = new RarePart(async () => {
+      const { TokenTreesView } = await import("../token_trees.js");
+      return new TokenTreesView(part("drafts"), actions.onCopy);
+    });
     this.stopRepeating = part("stop-repeating");
     this.listen();
   }
@@ -63,8 +68,8 @@ export class AnswerView {
     parts.why.hidden = !answer.requestId;
     this.showCircles(answer);
     setText(parts.measured, isRunning ? "" : measuredLine(answer));
-    this.probabilities.update(answer.tokens);
-    this.trees.update(answer.passes);
+    this.probabilities.update(answer.tokens, Boolean(answer.tokens));
+    this.trees.update(answer.passes, answer.passes.length > 0);
   }
 
   /** Show a notice under an answer that repeats itself without end. */

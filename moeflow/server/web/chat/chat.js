@@ -27,6 +27,7 @@ export class Chat extends EventTarget {
     this.conversation = this.newConversation();
     this.running = null; // AbortController of the answers being written
     this.compared = new Set(); // ids of the prompts whose answers are shown side by side
+    this.Comparison = null; // the class that shows them, once it is needed
     this.views = [];
     this.actions = {
       onCopy,
@@ -85,7 +86,7 @@ export class Chat extends EventTarget {
    *  with, if it is not what the conversation is held with; then both are shown. Returns whether that began. */
   answer(prompt, asked = null) {
     if (!this.isFree()) return false;
-    if (asked) this.compared.add(prompt.id);
+    if (asked) this.beginComparison(prompt);
     this.begin(prompt, [this.conversation.addAnswer(prompt, asked)]);
     return true;
   }
@@ -97,7 +98,7 @@ export class Chat extends EventTarget {
     const answers = [this.model(), second].map((model) => this.conversation.addAnswer(prompt, this.own({ model })));
     this.conversation.choose(answers[0]);
     this.goOnWith(this.model());
-    this.compared.add(prompt.id);
+    this.beginComparison(prompt);
     this.begin(prompt, answers);
     return true;
   }
@@ -129,9 +130,16 @@ export class Chat extends EventTarget {
 
   /** Show the answers to a prompt side by side, or one of them. */
   compare(prompt, isCompared) {
-    if (isCompared) this.compared.add(prompt.id);
+    if (isCompared) this.beginComparison(prompt);
     else this.compared.delete(prompt.id);
     this.showTurns();
+  }
+
+  async beginComparison(prompt) {
+    this.compared.add(prompt.id);
+    if (this.Comparison) return;
+    this.Comparison = (await import("../compare/comparison.js")).Comparison;
+    keepingBottom(() => this.showTurns());
   }
 
   /** Continue the conversation after one of the compared answers, with its model. */
@@ -301,7 +309,7 @@ export class Chat extends EventTarget {
     const old = new Map(this.views.map((view) => [view.turn.prompt.parent, view]));
     this.views = this.turns.map((turn) => {
       const view = old.get(turn.prompt.parent) ?? new TurnView(this.actions);
-      view.show(turn, this.versionsOf(turn), (answer) => this.waitingFor(answer), this.compared.has(turn.prompt.id));
+      view.show(turn, this.versionsOf(turn), (answer) => this.waitingFor(answer), this.compared.has(turn.prompt.id) && this.Comparison);
       return view;
     });
     const elements = this.views.map((view) => view.element);

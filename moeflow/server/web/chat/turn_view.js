@@ -1,6 +1,5 @@
 // One turn on the page: a prompt and its answer so far, the versions of both, and their actions.
 
-import { Comparison } from "../compare/comparison.js";
 import { fileSize } from "../files.js";
 import { AnswerView } from "./answer_view.js";
 import { promptText } from "./messages.js";
@@ -18,15 +17,16 @@ export class TurnView {
     const template = document.getElementById("turn-template");
     this.element = template.content.firstElementChild.cloneNode(true);
     this.parts = Object.fromEntries(PARTS.map((name) => [name, this.element.querySelector(`.${name}`)]));
-    const answerActions = {
+    this.answerActions = {
       ...actions,
       onRetry: () => actions.onRetry(this.turn),
       onRetryWith: () => actions.onRetryWith(this.turn),
       onContinue: (answer) => actions.onContinue(this.turn, answer),
-      onCompare: (isCompared) => actions.onCompare(this.turn, isCompared),
+      onCompare: (isCompared) => this.switch(isCompared),
     };
-    this.answerView = new AnswerView(this.parts.answer, answerActions);
-    this.comparison = new Comparison(this.parts.comparison, answerActions);
+    this.answerView = new AnswerView(this.parts.answer, this.answerActions);
+    this.comparison = null; // until answers are compared
+    this.isSwitching = false; // the user has pressed a button that will go away with the focus
     this.promptVersions = new VersionsView(this.parts["prompt-foot"].querySelector(".versions"), actions.onChoose);
     this.answerVersions = new VersionsView(this.parts["answer-foot"].querySelector(".versions"), actions.onChoose);
     this.editor = new PromptEditor(this.element, (content) => actions.onEdit(this.turn, content));
@@ -40,26 +40,40 @@ export class TurnView {
   listen() {
     const { edit, compare, "copy-prompt": copyPrompt, "retry-with": retryWith } = this.parts;
     retryWith.addEventListener("click", () => this.actions.onRetryWith(this.turn));
-    compare.addEventListener("click", () => this.actions.onCompare(this.turn, true));
+    compare.addEventListener("click", () => this.switch(true));
     edit.addEventListener("click", () => this.editor.open(this.turn.prompt.content));
     copyPrompt.addEventListener("click", () => this.actions.onCopy(promptText(this.turn.prompt), copyPrompt));
   }
 
+  /** Show the answers side by side, or one of them. */
+  switch(isCompared) {
+    this.isSwitching = true;
+    this.actions.onCompare(this.turn, isCompared);
+  }
+
   /** Show a turn, one of versions. `waitingFor(answer)` gives the reason why a running answer has no text yet.
-   *  `isCompared`: all answers are shown, side by side. */
-  show(turn, { prompts, answers }, waitingFor, isCompared) {
+   *  With the class `Comparison`, all answers are shown, side by side. */
+  show(turn, { prompts, answers }, waitingFor, Comparison) {
     if (turn.prompt !== this.turn?.prompt) this.showPrompt(turn.prompt);
     Object.assign(this, { turn, answers, waitingFor });
-    this.isCompared = isCompared && answers.length > 1;
+    const wasCompared = this.isCompared;
+    this.isCompared = Boolean(Comparison) && answers.length > 1;
     this.promptVersions.show(prompts, turn.prompt);
     this.answerVersions.show(answers, turn.answer);
     this.parts.compare.hidden = answers.length < 2;
     this.element.classList.toggle("is-compared", this.isCompared);
-    this.comparison.show(this.isCompared ? answers : [], turn.answer, waitingFor);
+    if (this.isCompared) this.comparison ??= new Comparison(this.parts.comparison, this.answerActions);
+    this.comparison?.show(this.isCompared ? answers : [], turn.answer, waitingFor);
     this.showAnswer();
+    if (this.isSwitching && this.isCompared !== wasCompared) this.moveFocus();
   }
 
-  /** Whether an answer is one of those on the page. */
+  moveFocus() {
+    this.isSwitching = false;
+    (this.isCompared ? this.parts.comparison.querySelector(".one") : this.parts.compare).focus();
+  }
+
+  /** Whether an answer is on the page. */
   shows(answer) {
     return this.isCompared ? this.answers.includes(answer) : this.answer === answer;
   }

@@ -5,8 +5,6 @@ import { promptText } from "../chat/messages.js";
 import { saveText } from "../save_file.js";
 import { tr } from "../translate.js";
 import { Conversation } from "./conversation.js";
-import { readJson, writeJson } from "./json_file.js";
-import { readMarkdown, writeMarkdown } from "./markdown_file.js";
 
 const STEP_MS = 1 / 1024; // exact in a number that is a time, and thousands of them are a moment
 
@@ -148,6 +146,7 @@ export class Library {
   async export(kind) {
     const { current } = this;
     if (kind === "markdown") {
+      const { writeMarkdown } = await import("./markdown_file.js");
       const system = current.system === null ? [] : [{ role: "system", content: current.system }];
       const messages = current.path().map((it) => ({ role: it.role, content: it.role === "user" ? promptText(it) : it.content }));
       saveText(`${fileName(current.name)}.md`, "text/markdown", writeMarkdown(current.name, current.model, [...system, ...messages]));
@@ -158,6 +157,7 @@ export class Library {
       saveText(`${fileName(current.name)}.html`, "text/html", await writeHtml(current));
       return;
     }
+    const { writeJson } = await import("./json_file.js");
     const all = kind === "all" ? await this.store.all() : [current];
     if (!all.length) throw new Error(tr("There is no conversation to export yet."));
     saveText(`${kind === "all" ? "conversations" : fileName(current.name)}.json`, "application/json", writeJson(all.map((it) => it.record())));
@@ -227,11 +227,20 @@ function* fallingTimes() {
 async function readFile(file, times) {
   const text = await file.text();
   try {
-    const records = /\.md$/i.test(file.name) ? [readMarkdown(text)] : readJson(text);
+    const records = await readRecords(file.name, text);
     return records.map((record) => new Conversation({ ...record, updatedAt: record.updatedAt ?? times.next().value }));
   } catch (error) {
     throw new Error(tr("{file} could not be imported: {reason}.", { file: file.name, reason: error.message }));
   }
+}
+
+async function readRecords(name, text) {
+  if (/\.md$/i.test(name)) {
+    const { readMarkdown } = await import("./markdown_file.js");
+    return [readMarkdown(text)];
+  }
+  const { readJson } = await import("./json_file.js");
+  return readJson(text);
 }
 
 function fileName(name) {

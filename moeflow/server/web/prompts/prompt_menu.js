@@ -16,7 +16,6 @@ export class PromptMenu {
     this.closedAt = null; // the text before the caret at which the user has closed the list
     box.setAttribute("aria-controls", menu.id);
     box.setAttribute("aria-autocomplete", "list");
-    box.addEventListener("input", () => this.update());
     box.addEventListener("blur", () => this.close());
     box.form.addEventListener("keydown", (event) => this.press(event), { capture: true }); // before the box sends
     menu.addEventListener("mousedown", (event) => event.preventDefault()); // the focus stays
@@ -36,6 +35,7 @@ export class PromptMenu {
     return before === this.closedAt ? null : (TRIGGER.exec(before)?.[1] ?? null);
   }
 
+  /** The message is another: open or close. */
   update() {
     const { wanted } = this;
     if (wanted === null) {

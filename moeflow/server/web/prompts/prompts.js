@@ -1,17 +1,36 @@
 // The library of prompts: named texts with placeholders, which "/" inserts into the message.
 
+import { lazily } from "../lazily.js";
 import { NamedList } from "../named_list.js";
 import { tr } from "../translate.js";
 import { placeholders } from "./placeholders.js";
-import { PromptMenu } from "./prompt_menu.js";
 
 export class Prompts {
-  /** `at(id)` gives an element of the page; the dialogs are loaded when they are first needed. */
+  /** `at(id)` gives an element of the page. */
   constructor(at, composer, announce) {
-    Object.assign(this, { at, composer, announce });
+    this.composer = composer;
     this.list = new NamedList("prompts", checked);
-    const onInsert = (prompt, start, end) => this.insert(prompt, start, end);
-    new PromptMenu(composer.box, at("prompt-menu"), this.list, { onInsert, onManage: () => this.manage(), announce });
+    this.menu = lazily(async () => {
+      const { PromptMenu } = await import("./prompt_menu.js");
+      const onInsert = (prompt, start, end) => this.insert(prompt, start, end);
+      return new PromptMenu(composer.box, at("prompt-menu"), this.list, { onInsert, onManage: () => this.manage(), announce });
+    });
+    this.fill = lazily(async () => {
+      const { FillDialog } = await import("./fill_dialog.js");
+      return new FillDialog(at("fill-prompt"));
+    });
+    this.manager = lazily(async () => {
+      const { PromptManager } = await import("./prompt_manager.js");
+      return new PromptManager(at("prompts"), this.list, announce);
+    });
+    this.hasMenu = false; // until the first "/"
+    composer.box.addEventListener("input", () => this.offer());
+  }
+
+  /** Open or close the list at the message. */
+  async offer() {
+    this.hasMenu ||= this.composer.box.value.includes("/");
+    if (this.hasMenu) (await this.menu()).update();
   }
 
   /** Put a prompt in the place of a part of the message. */
@@ -21,19 +40,12 @@ export class Prompts {
       insert(prompt.text);
       return;
     }
-    if (!this.fill) {
-      const { FillDialog } = await import("./fill_dialog.js");
-      this.fill ??= new FillDialog(this.at("fill-prompt"));
-    }
-    this.fill.open(prompt, insert, () => this.composer.focus());
+    const dialog = await this.fill();
+    dialog.open(prompt, insert, () => this.composer.focus());
   }
 
   async manage() {
-    if (!this.manager) {
-      const { PromptManager } = await import("./prompt_manager.js");
-      this.manager ??= new PromptManager(this.at("prompts"), this.list, this.announce);
-    }
-    this.manager.open();
+    (await this.manager()).open();
   }
 }
 
