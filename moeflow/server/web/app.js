@@ -1,5 +1,6 @@
 // The page's wiring: which control does what.
 
+import { addStyles } from "./add_styles.js";
 import { askBlob, askJson } from "./api.js";
 import { Chat } from "./chat/chat.js";
 import { ContextMeter } from "./chat/context_meter.js";
@@ -75,6 +76,7 @@ const conversations = new HistoryView(at("history"), at("open-history"), store, 
   onImport: importFiles,
 });
 const branches = lazily(async () => {
+  await addStyles("./branches.css", import.meta.url);
   const { BranchesView } = await import("./conversations/branches_view.js");
   return new BranchesView(at("branches"), chat);
 });

@@ -1,5 +1,6 @@
 // One answer on the page, as far as it has come: thoughts, calls, text, problems, numbers and drafts.
 
+import { addStyles } from "../add_styles.js";
 import { measuredLine } from "../facts.js";
 import { MarkdownView } from "../markdown/view.js";
 import { setText } from "../set_text.js";
@@ -22,6 +23,7 @@ export class AnswerView {
     this.text = new MarkdownView(this.parts["answer-text"]);
     this.thinking = new ThinkingView(part("thinking"), part("calls"));
     this.probabilities = new RarePart(async () => {
+      await addStyles("../probabilities.css", import.meta.url);
       const { ProbabilitiesView } = await import("./probabilities_view.js");
       return new ProbabilitiesView(part("probabilities"), part("show-probabilities"), part("answer-text"));
     });

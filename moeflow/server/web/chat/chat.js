@@ -2,6 +2,7 @@
 // Emits "change" for anything new, "saved" once stored, "begin" and "end" around the answers to a prompt (their messages in `detail`),
 // "refuse" with a notice for the user, and "announce" with a text for screen readers.
 
+import { addStyles } from "../add_styles.js";
 import { Conversation } from "../conversations/conversation.js";
 import { changedValues, samplingFields } from "../presets/values.js";
 import { tr } from "../translate.js";
@@ -138,6 +139,7 @@ export class Chat extends EventTarget {
   async beginComparison(prompt) {
     this.compared.add(prompt.id);
     if (this.Comparison) return;
+    await addStyles("../compare/compare.css", import.meta.url);
     this.Comparison = (await import("../compare/comparison.js")).Comparison;
     keepingBottom(() => this.showTurns());
   }

@@ -17,7 +17,7 @@ export class MeterView {
 
   /** Show tokens by part, see `ContextMeter.parts`; null hides them. `answer`: those of a running answer, or null. */
   show(parts, answer) {
-    this.element.hidden = !parts;
+    this.element.classList.toggle("is-unknown", !parts); // its room stays, so that nothing moves
     setText(this.warning, parts && answer === null ? warningOf(parts) : "");
     if (!parts) return;
     const tokens = { ...parts, answer: answer ?? 0 };

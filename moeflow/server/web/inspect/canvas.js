@@ -76,14 +76,6 @@ export function ticks(low, high, count = 4) {
   return Array.from({ length: Math.max(0, last - first + 1) }, (_, i) => Number(((first + i) * step).toPrecision(12)));
 }
 
-/** A stylesheet of a view, which is loaded with it: addStyles("./experts.css", import.meta.url). */
-export function addStyles(name, base) {
-  const link = document.createElement("link");
-  link.rel = "stylesheet";
-  link.href = new URL(name, base);
-  document.head.append(link);
-}
-
 function redrawAll() {
   for (const plot of plots) plot.drawNow();
 }

@@ -1,5 +1,6 @@
 // The library of prompts: named texts with placeholders, which "/" inserts into the message.
 
+import { addStyles } from "../add_styles.js";
 import { lazily } from "../lazily.js";
 import { NamedList } from "../named_list.js";
 import { tr } from "../translate.js";
@@ -10,16 +11,20 @@ export class Prompts {
   constructor(at, composer, announce) {
     this.composer = composer;
     this.list = new NamedList("prompts", checked);
+    const styles = () => addStyles("./prompts.css", import.meta.url);
     this.menu = lazily(async () => {
+      await styles();
       const { PromptMenu } = await import("./prompt_menu.js");
       const onInsert = (prompt, start, end) => this.insert(prompt, start, end);
       return new PromptMenu(composer.box, at("prompt-menu"), this.list, { onInsert, onManage: () => this.manage(), announce });
     });
     this.fill = lazily(async () => {
+      await styles();
       const { FillDialog } = await import("./fill_dialog.js");
       return new FillDialog(at("fill-prompt"));
     });
     this.manager = lazily(async () => {
+      await styles();
       const { PromptManager } = await import("./prompt_manager.js");
       return new PromptManager(at("prompts"), this.list, announce);
     });

@@ -2,7 +2,7 @@
 
 import { setText } from "../../set_text.js";
 import { tr } from "../../translate.js";
-import { addStyles } from "../canvas.js";
+import { addStyles } from "../../add_styles.js";
 import { choice, make } from "../elements.js";
 import { quantile, relativeToEven, sumAll } from "./counts.js";
 import { CountsTable } from "./counts_table.js";

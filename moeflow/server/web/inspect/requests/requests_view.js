@@ -1,7 +1,7 @@
 // The last requests, of this page and of all programs, and the story of each.
 
 import { explain } from "../../chat/explain.js";
-import { addStyles } from "../canvas.js";
+import { addStyles } from "../../add_styles.js";
 import { tr } from "../../translate.js";
 import { RequestList } from "./request_list.js";
 import { StoryView } from "./story_view.js";

@@ -2,7 +2,7 @@
 
 import { setText } from "../../set_text.js";
 import { tr } from "../../translate.js";
-import { addStyles } from "../canvas.js";
+import { addStyles } from "../../add_styles.js";
 import { make } from "../elements.js";
 import { AdviceList } from "./advice.js";
 import { Comparison } from "./comparison.js";

@@ -1,6 +1,6 @@
 // Which lane of the engine did what in the last passes: a picture to zoom, its sums, and a file for Perfetto.
 
-import { addStyles } from "../canvas.js";
+import { addStyles } from "../../add_styles.js";
 import { make } from "../elements.js";
 import { saveText } from "../../save_file.js";
 import { setText } from "../../set_text.js";
