@@ -15,9 +15,10 @@ export class AdviceList {
     this.shown = null;
   }
 
-  /** `advice` is that of /stats/speed; `memoryNow` is the plan's peak in bytes, null if unknown. */
-  show({ items, unknown }, memoryNow) {
-    setText(this.reason, reasonText(items, unknown));
+  /** `advice` is that of /stats/speed; `memoryNow` is the plan's peak in bytes, null if unknown. `isRough`: the machine
+   *  was measured beside other work. */
+  show({ items, unknown }, memoryNow, isRough) {
+    setText(this.reason, reasonText(items, unknown, isRough));
     const key = JSON.stringify([items, memoryNow]);
     if (key === this.shown) return; // a new list would take the focus from its buttons
     this.shown = key;
@@ -40,9 +41,11 @@ export class AdviceList {
   }
 }
 
-function reasonText(items, unknown) {
+function reasonText(items, unknown, isRough) {
   if (unknown) return tr("What would help is not known: {reason}", { reason: tr(unknown) });
-  return items.length ? tr("The planner's estimates for this machine, each planned anew.") : tr("The planner knows no change that would help.");
+  if (!items.length) return tr("The planner knows no change that would help.");
+  const what = tr("The planner's estimates for this machine, each planned anew.");
+  return isRough ? `${what} ${tr("They are rough: other work disturbed the measurement of the machine.")}` : what;
 }
 
 function changeText({ kind, change, option, full_tokens_per_s: full }) {

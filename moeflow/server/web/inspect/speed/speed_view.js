@@ -44,7 +44,7 @@ export default class SpeedView {
     this.points.show(seen);
     this.memory.show(seen.memory);
     this.comparison.show(seen.predicted);
-    this.advice.show(seen.advice, seen.predicted.find((it) => it.figure === "memory_bytes")?.planned?.value ?? null);
+    this.advice.show(seen.advice, seen.predicted.find((it) => it.figure === "memory_bytes")?.planned?.value ?? null, Boolean(seen.roofs?.is_disturbed));
   }
 
   hide() {
