@@ -37,7 +37,7 @@ def script_texts(source: str) -> tuple[set[str], list[str]]:
     for call in _CALL.finditer(source):
         argument = "".join(_first_argument(source[call.end() :]))
         found = [json.loads(token) for token in _TOKEN.findall(argument) if token.startswith('"')]
-        # What stands behind a comparison is no text: tr(kind === "all" ? "All" : "One").
+        # A string behind a comparison is no text: tr(kind === "all" ? "All" : "One").
         compared = {json.loads(text) for text in re.findall(r'[=!]==\s*("[^"]*")', argument)}
         texts.update(text for text in found if text not in compared)
         if not found:

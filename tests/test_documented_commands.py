@@ -157,6 +157,7 @@ COVERED = (
         "chaos",
     ),
     (r"moeflow lend .*", "tests/cli/test_lend.py::test_all_of_it_may_be_said"),
+    (r"python scripts/page_texts.py", "tests/server/test_page_texts.py::test_texts_of_the_page_are_found"),
     (r"python scripts/options_page.py", "tests/test_generated_pages.py::test_the_command_line_is_current"),
 )
 # What no test machine has, or not the minutes for.
@@ -173,6 +174,7 @@ ELSEWHERE = (
     (r"scripts/clean-room .*", "installs a system, and runs all tests"),
     (r"scripts/try-wheel.*", "downloads all packages, and wants user namespaces"),
     (r"scripts/vendor-web", "downloads from npm"),
+    (r"python scripts/page_icons.py", "draws the files that the repository has"),
     (r"scripts/try-agents.*", "downloads clients; tests/agents/test_try_agents.py runs it with a client of its own"),
     (r"export (ANTHROPIC|CLAUDE|OPENAI)_.*|(cline|aider|OPENAI_API_BASE_URL=\S+) .*", "scripts/try-agents does"),
     (r"scripts/(sanitize.*|wheel|check-arm extension)", "compiles for minutes"),

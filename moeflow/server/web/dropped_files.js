@@ -1,4 +1,4 @@
-// What was dropped on the page or pasted, as files: { file, name }, where the name of one in a folder is its path.
+// Dropped and pasted files: { file, name }. The name of a file in a folder is its path.
 
 import { tr } from "./translate.js";
 
@@ -27,7 +27,7 @@ async function walk(folder, found, top) {
     if (LEFT_OUT.test(entry.name)) continue;
     if (entry.isDirectory) await walk(entry, found, top);
     else found.push({ file: await fileOf(entry), name: entry.fullPath.replace(/^\//, "") });
-    if (found.length > MAX_FILES) throw new Error(tr("The folder {name} has more than {limit} files. Attach those that matter.", { name: top, limit: MAX_FILES }));
+    if (found.length > MAX_FILES) throw new Error(tr("The folder {name} has more than {limit} files. Attach the important ones.", { name: top, limit: MAX_FILES }));
   }
 }
 

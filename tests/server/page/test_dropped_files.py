@@ -1,4 +1,4 @@
-"""What is dropped on the page: whole folders, and files of kinds that are no text."""
+"""Files and folders that are dropped on the page, texts and others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def test_a_folder_is_attached_file_by_file(page, asked, tmp_path):
 def test_a_folder_with_too_many_files_is_refused(page, tmp_path):
     write_files(tmp_path / "all", {f"{number}.txt": b"text" for number in range(101)})
     drop(page, tmp_path / "all")
-    expect(page.locator("#complaint")).to_have_text("The folder all has more than 100 files. Attach those that matter.")
+    expect(page.locator("#complaint")).to_have_text(
+        "The folder all has more than 100 files. Attach the important ones."
+    )
     expect(page.get_by_label("Attached files")).to_be_hidden()
 
 

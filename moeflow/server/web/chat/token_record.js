@@ -1,9 +1,8 @@
-// The tokens of an answer with their probabilities, as they are kept: plain data, small enough to keep with a
-// conversation, and the same in every JSON.
-//   pieces   the texts of all tokens, each once; a byte outside UTF-8 stands as U+DC80 to U+DCFF, half a surrogate pair
-//   rows     for each token "place:surprise,place:surprise,…;", the written token first, then the others that were
-//            likely: places are those of `pieces`, surprises are -1000 ln p, both in base 36
-//   isPart   the answer has other tokens too, which came while nothing was kept
+// The tokens of an answer with their probabilities, in a form that is small and the same in every JSON:
+//   pieces   The texts of all tokens, each once. A byte outside UTF-8 is U+DC80 to U+DCFF, half a surrogate pair.
+//   rows     For each token "place:surprise,place:surprise,…;": the written one, then its likely alternatives. A place
+//            is an index of `pieces`, a surprise is -1000 ln p. Both are in base 36.
+//   isPart   The answer has other tokens too, which came while nothing was kept.
 
 const BASE = 36;
 const SCALE = 1000;

@@ -1,7 +1,7 @@
 // Branches of a conversation: a message and all that follows it.
 
-/** The tree in rows, as it is drawn: { message, level, place, count } in the order of reading. A row is one level
- *  deeper than the one that it answers only where that has several answers (`count`), of which it is number `place`. */
+/** The tree in rows, as it is drawn: { message, level, place, count } in the order of reading. `count` is the number of
+ *  versions of the message, and `place` its number among them. Only versions are a level deeper than their parent. */
 export function branchRows(messages) {
   const children = Map.groupBy(messages, ({ parent }) => parent);
   const rows = [];
