@@ -83,7 +83,7 @@ def main(memory: int | None, tokens: int, as_json: bool, out: Path | None) -> No
         threads=config.num_threads,
         model=config.model_name,
         weight_format=config.weight_format,
-        memory_bytes=memory,
+        memory_bytes=memory or 0,
         hit_rate=rate,
         traced_s=times[True],
         plain_s=times[False],
@@ -94,11 +94,12 @@ def table(record: Record) -> Table:
     """Compare passes with and without a trace."""
     traced, plain = (statistics.median(record[name]) * 1e3 for name in ("traced_s", "plain_s"))
     rows = (("traced", f"{traced:.3f}", f"{traced / plain - 1:+.2%}"), ("not traced", f"{plain:.3f}", ""))
-    title = f"Decode passes while spans are recorded: {record['model']}, {record['weight_format']}"
-    within = ", all experts in memory"
+    title = f"Decode passes with `--trace`: {record['model']}, {record['weight_format']}"
+    numbers = f"Medians of {len(record['traced_s'])} and {len(record['plain_s'])} passes of one process"
+    note = f"{numbers}, in turns; all experts were in memory."
     if record["memory_bytes"]:
-        within = f" within {format_bytes(record['memory_bytes'])}; {record['hit_rate']:.1%} of experts were in memory"
-    note = f"Medians of {len(record['traced_s'])} and {len(record['plain_s'])} passes of one process, in turns{within}."
+        hits = f"{record['hit_rate']:.1%} of experts were in memory"
+        note = f"{numbers} within {format_bytes(record['memory_bytes'])}, in turns; {hits}."
     return Table(title, ("", "ms", "more"), rows, (note,))
 
 

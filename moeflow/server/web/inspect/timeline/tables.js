@@ -1,7 +1,6 @@
-// The time line as tables: sums of each lane, and the spans in sight.
+// The time line as texts for tables: sums of each lane, and the spans in sight.
 
 import { NONE } from "../../facts.js";
-import { make } from "../elements.js";
 import { tr } from "../../translate.js";
 import { duration, percent, quantity } from "./format.js";
 import { firstAfter } from "./trace.js";
@@ -49,15 +48,6 @@ export function spansIn(trace, { from, to }) {
     span.isBlocked ? tr("waits") : tr("works"),
     span.args.bytes ? quantity(span.args.bytes, "B") : NONE,
   ]);
-}
-
-export function fill(table, heads, rows) {
-  const head = make("tr", {}, ...heads.map((text) => make("th", { scope: "col", textContent: text })));
-  const body = rows.map(([first, ...others]) => {
-    const cells = others.map((text) => make("td", { textContent: text }));
-    return make("tr", {}, make("th", { scope: "row", textContent: first }), ...cells);
-  });
-  table.replaceChildren(make("thead", {}, head), make("tbody", {}, ...body));
 }
 
 function nameOf(lane, { hasEngines }) {

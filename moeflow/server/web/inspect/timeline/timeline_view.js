@@ -5,9 +5,10 @@ import { make } from "../elements.js";
 import { saveText } from "../../save_file.js";
 import { setText } from "../../set_text.js";
 import { tr } from "../../translate.js";
+import { fillTable, scrolledTable } from "../tables.js";
 import { Chart } from "./chart.js";
 import { legend } from "./legend.js";
-import { factsOf, fill, spansIn, sumsOf } from "./tables.js";
+import { factsOf, spansIn, sumsOf } from "./tables.js";
 import { readTrace } from "./trace.js";
 
 const NUMBERS = [1, 4, 8, 16, 32, 64];
@@ -36,11 +37,11 @@ export default class TimelineView {
     this.live = this.button(tr("Live"), () => this.setLive(!this.isLive), "secondary");
     this.note = make("p", { className: "muted timeline-note" });
     this.facts = make("div", { className: "timeline-facts" });
-    this.sums = make("table", {});
-    this.spans = make("table", {});
+    this.sums = scrolledTable(tr("Sums of the lanes"));
+    this.spans = scrolledTable(tr("Spans in sight"));
     this.hint = make("p", { id: HINT_ID, className: "muted timeline-hint" });
     this.hint.textContent = tr("Drag to move. Zoom with two fingers, with Control and the wheel, or with + and -. Arrow keys go from span to span, Enter zooms to one, 0 shows all.");
-    this.more = make("details", {}, make("summary", { textContent: tr("Spans as a table") }), this.scrolled(this.spans, tr("Spans in sight")));
+    this.more = make("details", {}, make("summary", { textContent: tr("Spans as a table") }), this.spans.box);
     this.more.addEventListener("toggle", () => this.listSpans());
     element.append(
       make("div", { className: "timeline-controls" }, this.live, this.numberChoice(), ...this.zoomButtons(), this.exportButton()),
@@ -50,7 +51,7 @@ export default class TimelineView {
       this.hint,
       make("h3", { textContent: tr("Sums") }),
       this.facts,
-      this.scrolled(this.sums, tr("Sums of the lanes")),
+      this.sums.box,
       this.more,
     );
   }
@@ -87,10 +88,6 @@ export default class TimelineView {
     return this.exporter;
   }
 
-  scrolled(table, label) {
-    return make("div", { className: "timeline-scroll", tabIndex: 0, role: "region", "aria-label": label }, table);
-  }
-
   async update(signal) {
     if (!this.isLive && Date.now() < this.askedMs + RENEW_MS) return;
     this.askedMs = Date.now();
@@ -110,7 +107,7 @@ export default class TimelineView {
     this.exporter.disabled = Boolean(note);
     this.chart.show(this.trace);
     this.facts.replaceChildren(...factsOf(this.trace).map((text) => make("p", { textContent: text })));
-    fill(this.sums, [tr("Lane"), tr("Worked"), tr("Waited"), tr("Share of the time")], sumsOf(this.trace));
+    fillTable(this.sums.table, [tr("Lane"), tr("Worked"), tr("Waited"), tr("Share of the time")], sumsOf(this.trace));
     this.listSpans();
   }
 
@@ -134,7 +131,7 @@ export default class TimelineView {
   listSpans() {
     if (!this.more.open || !this.trace) return;
     const heads = [tr("Lane"), tr("Span"), tr("Begins"), tr("Takes"), tr("State"), tr("Bytes")];
-    fill(this.spans, heads, spansIn(this.trace, this.chart.shown));
+    fillTable(this.spans.table, heads, spansIn(this.trace, this.chart.shown));
   }
 
   export() {
