@@ -36,14 +36,14 @@ NUM_FIRST = 40
 
 def measure(engine: Engine, runner: ModelRunner) -> dict[bool, list[float]]:
     """Return the seconds of passes with and without recording."""
+    runner.recording(1)  # begins the first time
+    tracing = runner._tracing
+    assert tracing is not None
     times: dict[bool, list[float]] = {True: [], False: []}
     number = 0
     while engine.has_work:
         is_traced = number // 2 % 2 == number % 2
-        if is_traced:
-            runner.recording(1)
-        else:
-            runner.end_recording()
+        tracing.switch(is_on=is_traced)
         start = time.perf_counter()
         engine.step()
         if number >= NUM_FIRST:

@@ -236,7 +236,7 @@ int64_t decoder(const Isa& isa, const DecoderCall& call) {
     const DecoderLayer& layer = *call.layers[i];
     MoEStageCall stage = layer.stage;
     LayerTimes* const times = call.times == nullptr ? nullptr : call.times + i;
-    if (times != nullptr) stamp(&times->begun_ns);
+    if (times != nullptr) times->begun_ns = i > call.first_layer ? times[-1].ended_ns : now_ns();
     stage.attended = mix(isa, call, i, between);
     if (times != nullptr) {
       stamp(&times->mixed_ns);

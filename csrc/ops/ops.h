@@ -385,7 +385,7 @@ class ExpertFetcher;  // expert_fetcher.h
 
 // The times at which a pass comes to the parts of a layer, in nanoseconds of the steady clock.
 struct LayerTimes {
-  int64_t begun_ns;   // the layer's norm and mixer begin
+  int64_t begun_ns;   // the layer's norm and mixer begin, as the layer before ends
   int64_t mixed_ns;   // the mixer is done; its output projection and the router follow
   int64_t routed_ns;  // experts are chosen
   int64_t ended_ns;   // the layer is done; not written where the pass stops

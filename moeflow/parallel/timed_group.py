@@ -21,7 +21,7 @@ class WaitClock:
 
     @contextmanager
     def running(self, name: str = "") -> Iterator[None]:
-        """Count the time that the block takes; `name` tells what it waits for."""
+        """Count the time that the block takes; `name` is that of the exchange."""
         start = time.perf_counter()
         try:
             yield

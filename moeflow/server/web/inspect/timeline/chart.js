@@ -1,4 +1,4 @@
-// The time line that the user moves: picture, pointers, keys, and what is said of a span.
+// The time line that the user moves: picture, pointers, keys, and the details of a span.
 
 import { Plot, setStyles } from "../canvas.js";
 import { make } from "../elements.js";

@@ -1,4 +1,4 @@
-// What is said of one span.
+// The details of one span, as texts.
 
 import { tr } from "../../translate.js";
 import { duration, quantity } from "./format.js";
