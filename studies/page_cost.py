@@ -3,10 +3,10 @@
     python -m studies.page_cost
     python -m studies.page_cost --base ../before/.venv/bin/python --out docs/studies/results/page_cost.jsonl
 
-Servers of the built-in model stream one answer after another, in turns, and each is idle while another streams.
+Servers of the built-in model stream answers alternately. Each is idle while another one streams.
 
-"open": every second, somebody reads the experts of the server and those of each token of the answer. "closed": nobody
-reads anything. "base": the same, by another Python, whose moeflow is older.
+"open": every second, somebody reads the experts of the server and those of each token of the answer. "closed": no
+client reads anything. "base": the same, by another Python, whose moeflow is older.
 
 Wants a machine with nothing else to do.
 """
@@ -128,8 +128,8 @@ def table(record: Record) -> Table:
     speeds: dict[str, list[float]] = record["tokens_per_s"]
     rows = [(name, *_cells(of_arm, speeds["closed"])) for name, of_arm in speeds.items()]
     note = (
-        f"Medians of {record['rounds']} answers of {record['tokens']} tokens, in turns, with half the distance of the "
-        "quartiles; and of the ratios of each round. An open page reads every second."
+        f"Medians of {record['rounds']} answers of {record['tokens']} tokens, alternately, with half the distance of "
+        "the quartiles; and of the ratios of each round. An open page reads every second."
     )
     return Table("Speed of decoding with an open page", ("page", "tokens/s", "against closed"), rows, (note,))
 

@@ -95,7 +95,7 @@ class ExpertSight(msgspec.Struct, frozen=True, tag="experts", kw_only=True):
     misses: bytes = b""  # likewise: it was not there, or on its way
     read_bytes: int  # of experts, from disk, since counting began
     stall_s: float  # that passes waited for them
-    not_counted: str  # what is missing, and why; empty: nothing is
+    not_counted: str  # missing layers or passes, and the reason; empty: none are missing
 
 
 class PassSight(msgspec.Struct, frozen=True, array_like=True):

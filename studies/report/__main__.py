@@ -43,6 +43,7 @@ from studies.harness.needs import ROOT
 from studies.memory_budget import table as memory_table
 from studies.offload.device_table import device_groups, device_table
 from studies.offload.tables import offload_table
+from studies.page_cost import table as page_cost_table
 from studies.page_load_table import table as load_table
 from studies.page_streaming_table import table as streaming_table
 from studies.paper.experiments import experiments_tables, status_counts
@@ -463,6 +464,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record], Path], str]]] = {
         "The page while an answer streams",
         write_newest(streaming_table, lambda r: (r["num_tokens"], r["rate"], r["is_phone"])),
     ),
+    "page_cost": ("The cost of an open page", write_newest(page_cost_table, lambda r: r["tokens"])),
     "page_load": ("The page's first load", write_newest(load_table, lambda r: r["lighthouse"])),
     "trace_overhead": ("What a trace costs", write_newest(trace_table, lambda r: (r["model"], r["memory_bytes"]))),
 }

@@ -38,7 +38,7 @@ class RoutedSum:
         self.counts -= other.counts
 
     def as_message(self) -> RoutedTokens:
-        """Return it as an answer has it."""
+        """Return it as a message."""
         return RoutedTokens(self.tokens, self.tokens_of_layers.tolist(), self.counts.astype("<i8").tobytes())
 
 
@@ -52,7 +52,7 @@ class ExpertCounts:
         self.last_pass = RoutedSum(num_layers, num_experts)
         self.loads: Counts = np.zeros(len(LOAD_BOUNDS) + 1, np.int64)
         self._minute = RoutedSum(num_layers, num_experts)
-        self._seconds: deque[tuple[int, RoutedSum]] = deque()  # with the second in which they ended, ascending
+        self._seconds: deque[tuple[int, RoutedSum]] = deque()  # with the second of their ends, ascending
 
     def add(self, second: int, passes: RoutedSum, num_passes: int) -> None:
         """Count passes that ended in this second."""

@@ -1,4 +1,4 @@
-"""A loaded model as an observer sees it: its routers, where its experts are, and what it reads from disk."""
+"""A loaded model as an observer sees it: its routers, the places of its experts, and its reads from disk."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ObservedModel(msgspec.Struct, frozen=True, kw_only=True):
     groups: Sequence[LayerGroup]  # of `layers`
     tap: RoutingTap
     is_counted: bool  # whether choices can be counted at all
-    not_counted: str  # what is missing, and why; empty: nothing is
+    not_counted: str  # missing layers or passes, and the reason; empty: none are missing
     residency: Residency
     disk: ExpertStore | None  # where experts come from; None: all are in memory
     waited_s: Callable[[], float]  # that passes have waited for other ranks, the mean of ranks, or for a GPU

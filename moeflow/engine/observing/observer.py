@@ -60,7 +60,7 @@ class Observer:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody has looked for so long that it is to be closed."""
+        """Whether the last question is older than `LEASE_S`."""
         return self._clock() > self._until_s
 
     def answer(self, question: Question) -> Sight:

@@ -35,12 +35,12 @@ PASS: Final = np.dtype(
 
 
 class RequestRecord:
-    """What was observed of one sequence."""
+    """The observed passes and experts of one sequence."""
 
     def __init__(self, request: Request, num_layers: int, num_experts: int, top_k: int) -> None:
         self._num_experts = num_experts
         self.request_id = request.request_id
-        # [positions, L, K] uint16, with room for more; None: forgotten.
+        # [positions, L, K] uint16, longer than needed; None: forgotten.
         self.routes: NDArray[np.uint16] | None = np.full((0, num_layers, top_k), NOT_COMPUTED, np.uint16)
         self._request: Request | None = request  # while it runs
         self._passes = np.zeros((8, PASS.itemsize), np.uint8)
@@ -158,7 +158,7 @@ class RequestRecord:
 
 
 class RequestRecords:
-    """The records of one engine, in the order in which they began."""
+    """The records of one engine, ordered by their begin."""
 
     def __init__(
         self,

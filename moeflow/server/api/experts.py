@@ -47,7 +47,7 @@ class ExpertsOfEngines(BaseModel):
     misses: Counts | None  # it was not there, or on its way
     read_bytes: int  # of experts, from disk, since counting began
     stall_s: float  # that passes waited for them
-    not_counted: str  # what is missing, and why; empty: nothing
+    not_counted: str  # missing layers or passes, and the reason; empty: none are missing
 
 
 class ExpertsResponse(ExpertsOfEngines):
