@@ -128,8 +128,8 @@ def table(record: Record) -> Table:
     speeds: dict[str, list[float]] = record["tokens_per_s"]
     rows = [(name, *_cells(of_arm, speeds["closed"])) for name, of_arm in speeds.items()]
     note = (
-        f"Medians of {record['rounds']} answers of {record['tokens']} tokens, alternately, with half the distance of "
-        "the quartiles; and of the ratios of each round. An open page reads every second."
+        f"Medians of {record['rounds']} answers of {record['tokens']} tokens, alternately, and of the ratios of each "
+        "round, with half the distance of the quartiles. An open page reads every second."
     )
     return Table("Speed of decoding with an open page", ("page", "tokens/s", "against closed"), rows, (note,))
 
