@@ -42,6 +42,7 @@ class RoutingRecord:
     def on_route(self, topk_ids: Array, hidden: Array | None) -> None:
         """Take down the choice of the next layer of a pass. Shapes: topk_ids [T, K], hidden [T, H], its input."""
         began_s = time.perf_counter()
+        topk_ids = topk_ids[:, : self._recorder.top_k]  # a network in the place of routers may choose more
         self._recorder.add_layer(on_host(topk_ids), self._choices_ahead(topk_ids, hidden))
         self._num_layers += 1
         self._asking_s += time.perf_counter() - began_s

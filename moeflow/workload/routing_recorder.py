@@ -52,6 +52,11 @@ class RoutingRecorder:
             self.close()
             raise
 
+    @property
+    def top_k(self) -> int:
+        """The number of experts that a record has of each token."""
+        return self._header.top_k
+
     def begin_pass(self, texts: Sequence[TextShare]) -> None:
         """Begin a pass over these texts."""
         self._texts, self._layers = texts, []

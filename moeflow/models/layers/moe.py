@@ -158,7 +158,7 @@ class MoE:
         """Do as `route` for tokens of a pass, and report the choice to `on_route`, which may change between passes."""
         topk_ids, topk_weights = self.route(hidden)
         if self.on_route is not None:
-            self.on_route(topk_ids[:, : self.config.routing.top_k], hidden)
+            self.on_route(topk_ids[:, : topk_ids.shape[1] - self.num_joined], hidden)
         return topk_ids, topk_weights
 
     def router_logits(self, hidden: Tensor) -> Tensor:

@@ -155,6 +155,7 @@ def test_a_failed_pass_is_not_counted_and_later_ones_are(tiny, monkeypatch):
         monkeypatch.setattr(runner, "_keep", lambda *_: (_ for _ in ()).throw(ValueError("broken")))
         engine.submit(submission("first", [5, 6, 7]))
         assert run(engine)["first"][0].error is not None
+        assert engine._observer._model.tap._whole == []  # its choices take no memory
         monkeypatch.undo()
         seen = observe(engine, [submission("second", [5, 6, 7], max_tokens=3)])
         check_sums(seen.sight)

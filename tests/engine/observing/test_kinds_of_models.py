@@ -14,6 +14,7 @@ from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine import expert_store
 from moeflow.engine.engine import Engine
 from moeflow.kernels.cpu import extension
+from moeflow.models.expert_predictor.network import PredictorShape
 from moeflow.pipeline.catalog import OFFLOADING
 from moeflow.planner.resolve import resolve
 from moeflow.settings.settings import Settings
@@ -22,6 +23,7 @@ from tests.engine.offload.offloaded_runs import offloaded, sharing
 from tests.engine.ranks.conftest import in_threads
 from tests.engine.ranks.mixed_requests import config_of as mixed_config
 from tests.engine.submissions import submission
+from tests.engine.test_lossy_decoders import SIZES, with_predictors
 from tests.engine.test_streamed_model import streamed_config
 from tests.tiny_llama import write_tiny_llama
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -188,6 +190,17 @@ def test_choices_beyond_the_capacity_count_as_choices(model):
     check_sums(seen.sight)
     assert stats.dropped_choices_total > 0
     assert table(seen.sight.total, seen.sight).sum() == stats.expert_choices_total
+
+
+def test_experts_that_a_network_chooses_in_the_place_of_routers(tmp_path):
+    write_tiny_mixtral(tmp_path, num_local_experts=8)
+    with_predictors(tmp_path, PredictorShape(num_layers=2, top_k=2, **SIZES))
+    config = mixed_config(str(tmp_path), num_blocks=60, lossy_routing="sida:3", dtype="float32")
+    seen = observed_run(config, JOBS)
+    assert seen.tokens == plain_run(config, JOBS)
+    check_sums(seen.sight)
+    assert seen.sight.top_k == 6
+    assert all(len(set(row.tolist())) == 6 for routes in seen.routes.values() for row in routes[:-1].reshape(-1, 6))
 
 
 def test_a_pass_without_all_choices_is_left_out_and_named(model, monkeypatch):
