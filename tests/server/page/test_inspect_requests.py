@@ -166,6 +166,7 @@ def test_the_numbers_of_a_story_are_those_of_its_answer(serve, open_page, real_l
     expect(section(page, "Drafts").locator(".passes li").first).to_be_visible()
     assert violations(page) == {}
     assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+    expect(page.get_by_role("tab", name="Requests")).to_be_in_viewport(ratio=0.9)
     body = page.locator(".inspect-body")
     assert body.evaluate("it => it.scrollWidth <= it.clientWidth")
     button(page, "All requests").click()
