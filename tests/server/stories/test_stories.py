@@ -6,8 +6,12 @@ import asyncio
 import json
 
 import httpx
+import msgspec
+import numpy as np
 import pytest
 
+from moeflow.core.observation import PassSight, RequestQuestion, RequestSight, SequenceSight
+from moeflow.engine.client import ReplicaStatus
 from moeflow.server.stories import stories
 from tests.server.conftest import connect
 from tests.server.fake_client import NAME
@@ -195,6 +199,8 @@ async def test_the_last_200_are_kept(http, monkeypatch):
         ids.append(answer.headers["x-request-id"])
     assert [it["id"] for it in await listed(http)] == ids[:-201:-1]
     assert (await story(http, ids[5]))["id"] == "mine/5"
+    tokens = await http.get("/stats/requests/mine/5/tokens")
+    assert tokens.json()["error"]["code"] == "request_not_observed"
     gone = await http.get(f"/stats/requests/{ids[4]}")
     assert (gone.status_code, gone.json()["error"]["code"]) == (404, "request_not_found")
 
@@ -212,6 +218,40 @@ async def test_the_list_is_of_one_model(http):
     assert len(await listed(http, model=NAME)) == 1
     assert (await http.get("/stats/requests", params={"model": "other"})).status_code == 404
     assert (await http.get("/stats/requests", params={"state": "odd"})).status_code == 400
+
+
+async def test_the_replica_that_computed_it_is_named(http, engine):
+    one_pass = PassSight(0.5, 0.25, 5, 9, True, 0, 0, 0.125, 4096)
+    sequence = SequenceSight(
+        sequence_id="x-0-0",
+        is_running=False,
+        num_prompt_tokens=5,
+        num_cached_tokens=0,
+        num_output_tokens=1,
+        queued_s=0.5,
+        submitted_s=7.0,
+        passes=[one_pass],
+        counts=np.array([[3, 0, 7], [5, 5, 0]], "<i8").tobytes(),
+        drafts=[],
+        output_token_ids=[],
+    )
+    engine.replica_statuses = [ReplicaStatus(engine.state, engine.snapshot, host=host) for host in ("a", "b")]
+    nothing = RequestSight(layers=[1, 3], num_experts=3, sequences=[])
+    engine.sights = {0: nothing, 1: msgspec.structs.replace(nothing, sequences=[sequence])}
+    answer = await http.post("/v1/completions", json={"prompt": "abcde", "max_tokens": 1})
+    found = await story(http, answer.headers["x-request-id"])
+    assert engine.questions == [RequestQuestion(answer.json()["id"])]
+    assert (found["replica"], found["host"], found["not_observed"]) == (1, "b", "")
+    assert (found["stall_s"], found["read_bytes"]) == (0.125, 4096)
+    assert found["experts"] == {"layers": [1, 3], "num_experts": 3, "top_k": 2, "counts": [[3, 0, 7], [5, 5, 0]]}
+    queued = next(phase for phase in found["phases"] if phase["name"] == "queued")
+    (seen,) = found["passes"]
+    assert seen["start_s"] == pytest.approx(queued["start_s"] + 0.5)
+    assert (seen["tokens"], seen["pass_tokens"], seen["is_prompt"]) == (5, 9, True)
+    engine.sights = {0: nothing}
+    assert "not observed" in (await story(http, answer.headers["x-request-id"]))["not_observed"]
+    engine.sights = {}
+    assert "does not answer" in (await story(http, answer.headers["x-request-id"]))["not_observed"]
 
 
 async def test_no_text_is_in_a_story(http):
