@@ -12,6 +12,7 @@ import pytest
 
 from moeflow.core.observation import PassSight, RequestQuestion, RequestSight, SequenceSight
 from moeflow.engine.client import ReplicaStatus
+from moeflow.server.api.request_stories import StoriesResponse
 from moeflow.server.stories import stories
 from tests.server.conftest import connect
 from tests.server.fake_client import NAME
@@ -27,6 +28,7 @@ ORDER = ["received", "tokenized", "queued", "prompt", "decode", "sent"]
 async def listed(http, **query) -> list[dict]:
     response = await http.get("/stats/requests", params=query)
     assert response.status_code == 200, response.text
+    StoriesResponse.model_validate(response.json(), strict=True, extra="forbid")
     return response.json()["requests"]
 
 
