@@ -131,7 +131,7 @@ class SequenceSight(msgspec.Struct, frozen=True, kw_only=True):
     submitted_s: float  # on the engine's clock
     passes: list[PassSight]
     counts: bytes  # [L, E] int64: its tokens that each expert got, without rejected drafts; empty: forgotten
-    drafts: list[SeenDrafts]  # of passes that had any, up to `MAX_DRAFTED_TOKENS` of the sequence
+    drafts: list[msgspec.Raw]  # each a `SeenDrafts`, of passes that had any, up to `MAX_DRAFTED_TOKENS` of the sequence
     output_token_ids: list[int]  # if there are drafts
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from moeflow.core.engine_messages import MAX_DRAFTED_TOKENS, DraftedTree, TokenOutput
 from moeflow.core.errors import RequestError
-from moeflow.core.observation import RequestQuestion, Watch
+from moeflow.core.observation import RequestQuestion, SeenDrafts, Watch
 from moeflow.core.request import FinishReason
 from moeflow.core.sampling_params import SamplingParams
 from moeflow.engine.admission import check_request
@@ -272,10 +272,11 @@ def test_who_looks_sees_the_trees_of_requests_that_report_none(tiny, tokenizer, 
         assert all(output.drafted_tree is None for found in outputs.values() for output in found)
         for name, found in wanted.items():
             (sequence,) = engine.look(RequestQuestion(name)).sequences
-            assert [drafts.tree for drafts in sequence.drafts] == [it.drafted_tree for it in found if it.drafted_tree]
+            trees = [msgspec.msgpack.decode(drafts, type=SeenDrafts).tree for drafts in sequence.drafts]
+            assert trees == [output.drafted_tree for output in found if output.drafted_tree]
             assert sequence.output_token_ids == tokens_of(found)
             texts = DraftTexts(tokenizer)
             passes = [texts.push(output, len(output.token_ids)) for output in found]
             assert drafted_passes(tokenizer, sequence) == passes
             drafted = sum(one.num_drafted for one in sequence.passes)
-            assert drafted == sum(len(drafts.tree.token_ids) for drafts in sequence.drafts) > 0
+            assert drafted == sum(len(tree.token_ids) for tree in trees) > 0

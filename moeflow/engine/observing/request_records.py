@@ -115,7 +115,7 @@ class RequestRecord:
             submitted_s=self._submitted_s,
             passes=self._pass_sights(),
             counts=self._counts(),
-            drafts=[msgspec.msgpack.decode(encoded, type=SeenDrafts) for encoded in self._drafts],
+            drafts=[msgspec.Raw(encoded) for encoded in self._drafts],
             output_token_ids=self._all_token_ids()[self._num_prompt_tokens :] if self._drafts else [],
         )
 

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from moeflow.core.engine_messages import ModelInfo, TokenOutput
-from moeflow.core.observation import PassSight, RequestQuestion, RequestSight, SequenceSight
+from moeflow.core.observation import PassSight, RequestQuestion, RequestSight, SeenDrafts, SequenceSight
 from moeflow.server.served_model import ServedModel
 from moeflow.server.stories.sentences import NOT_OBSERVED
 from moeflow.server.stories.story import Story
@@ -151,7 +151,8 @@ async def _token_trees(served: ServedModel, sequence: SequenceSight) -> list[Dra
 
 def drafted_passes(tokenizer: Tokenizer, sequence: SequenceSight) -> list[DraftedPass]:
     """Return the passes of a sequence. One without drafts brings one token; another its accepted ones, and one more."""
-    trees = {drafts.first: drafts.tree for drafts in sequence.drafts}
+    all_drafts = [msgspec.msgpack.decode(encoded, type=SeenDrafts) for encoded in sequence.drafts]
+    trees = {drafts.first: drafts.tree for drafts in all_drafts}
     texts, token_ids, passes, first = DraftTexts(tokenizer), sequence.output_token_ids, list[DraftedPass](), 0
     while first < len(token_ids):
         tree = trees.get(first)
