@@ -43,6 +43,7 @@ class Script:
         seen = {
             "model": "scripted",
             "layers": self.layers,
+            "num_encoder_layers": 0,
             "num_experts": self.num_experts,
             "top_k": self.top_k,
             "is_counting": True,

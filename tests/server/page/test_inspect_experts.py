@@ -244,10 +244,13 @@ def test_one_of_several_replicas(inspected, script):
 
 def test_why_there_is_nothing_to_see(inspected, script):
     nothing = {"tokens": 0, "counts": [[0] * 4 for _ in range(3)]}
-    some = {"last_minute": nothing, "not_counted": "layers 4 to 5: other ranks have them"}
+    some = {"last_minute": nothing, "num_encoder_layers": 1, "not_counted": "layers 4 to 5: other ranks have them"}
     script.changes = some
     page = inspected()
     expect(view(page).get_by_text("Not counted: layers 4 to 5: other ranks have them.")).to_be_visible()
+    heat_map(page).focus()
+    page.keyboard.press("Home")
+    expect(tooltip(page)).to_contain_text("Layer E1, expert 0")  # of the encoder
     view(page).get_by_role("radio", name="Last minute").check()
     expect(view(page).get_by_text("No tokens were routed in this time.")).to_be_visible()
     expect(heat_map(page)).to_be_visible()

@@ -1,4 +1,4 @@
-// A few lines of text beside the pointer, or beside what the keyboard has reached.
+// A few lines of text next to the pointer, or next to the element that the keyboard has reached.
 
 import { setStyles } from "./canvas.js";
 
@@ -8,7 +8,7 @@ export class Tooltip {
   constructor() {
     this.element = document.createElement("div");
     this.element.className = "tooltip";
-    this.element.setAttribute("aria-hidden", "true"); // screen readers are told by `announce` or by names
+    this.element.setAttribute("aria-hidden", "true"); // screen readers get the text by `announce`
     this.element.hidden = true;
     this.isByKeys = false;
     for (const moving of ["wheel", "touchmove"]) addEventListener(moving, () => this.hide(), { passive: true });

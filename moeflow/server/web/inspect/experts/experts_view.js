@@ -68,7 +68,7 @@ export default class ExpertsView {
   }
 
   async update(signal) {
-    const seen = await this.ask("stats/experts", { signal });
+    const seen = withNames(await this.ask("stats/experts", { signal }));
     if (seen.model !== this.answer?.model) this.begin();
     this.answer = seen;
     this.body.hidden = !seen.layers.length;
@@ -77,7 +77,7 @@ export default class ExpertsView {
     this.samples.add(performance.now() / 1000, seen.total); // of all replicas
     this.inConversation = await this.conversation.read(seen.top_k, signal);
     this.show();
-    await this.tokens.update(signal);
+    await this.tokens.update(seen.layers, signal);
   }
 
   /** Begin anew, with another model. */
@@ -143,13 +143,21 @@ export default class ExpertsView {
   }
 }
 
-function headOf({ model, layers, num_experts: numExperts, top_k: topK, not_counted: reason }) {
+/** With names in place of the numbers of layers: "E3" is layer 3 of an encoder, "3" of a decoder. */
+function withNames(seen) {
+  const nameOf = (layer, row) => (row < seen.num_encoder_layers ? `E${layer}` : String(layer));
+  const layers = seen.layers.map(nameOf);
+  return { ...seen, layers, replicas: seen.replicas.map((replica) => ({ ...replica, layers })) };
+}
+
+function headOf({ model, layers, num_encoder_layers: numEncoder, num_experts: numExperts, top_k: topK, not_counted: reason }) {
   if (!numExperts) return tr("{model} has no experts: every token goes through all of it.", { model });
   const missing = reason ? tr("Not counted: {reason}.", { reason }) : "";
   if (!layers.length) return missing;
   const values = { layers: layers.length, experts: numExperts, chosen: topK };
   const facts = tr("{layers} layers with {experts} experts each. In every layer, a router chooses {chosen} of them for each token.", values);
-  return missing ? `${facts} ${missing}` : facts;
+  const encoder = numEncoder ? tr("E: layers of the encoder.") : "";
+  return [facts, encoder, missing].filter(Boolean).join(" ");
 }
 
 /** The counted tokens, in one line. */

@@ -63,7 +63,7 @@ export class HeatMap {
     this.plot.redraw();
   }
 
-  /** Choose the size of cells by the room. */
+  /** Choose the size of cells by the width of the view. */
   fit() {
     const room = this.element.clientWidth - SIDE_PX;
     if (!this.numColumns || room <= 0) return;

@@ -27,7 +27,7 @@ function stepOf(share, isDark) {
   return steps[isDark ? step : NUM_STEPS - 1 - step];
 }
 
-/** The colour of text on `heat`: dark or light, whichever has more contrast. */
+/** The colour of text on `heat`, dark or light, with more contrast. */
 export function onHeat(share, isDark) {
   const linear = stepOf(share, isDark).map((it) => (it / 255) ** 2.2);
   const luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];

@@ -17,7 +17,7 @@ export class ConversationCounts {
     this.known = new Map(); // from a request's id to the counts of a complete answer, null: the server has none
   }
 
-  /** Returns { tokens, counts, note }: `note` tells of answers that are not counted. */
+  /** Returns { tokens, counts, note }: `note` reports answers that are not counted. */
   async read(topK, signal) {
     const answers = this.chat.turns.map(({ answer }) => answer).filter((answer) => answer?.requestId);
     const found = [];

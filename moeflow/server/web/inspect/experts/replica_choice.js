@@ -1,4 +1,4 @@
-// Of several engines side by side: all together, or one.
+// The choice between all replicas and one of them.
 
 import { tr } from "../../translate.js";
 import { make } from "../elements.js";
@@ -12,7 +12,7 @@ export class ReplicaChoice {
     this.element.addEventListener("change", onChoose);
   }
 
-  /** The part of an answer of /stats/experts that is chosen. */
+  /** The chosen part of an answer of /stats/experts. */
   pick(seen) {
     const { replicas } = seen;
     if (this.element.options.length !== replicas.length + 1) this.offer(replicas.length);

@@ -1,4 +1,4 @@
-// Where the experts lie, in numbers: each tier's total, how often passes found experts in memory, and what they waited.
+// Where the experts lie, in numbers: each tier's total, hits and misses of passes, and the time that passes waited.
 
 import { listFacts } from "../../facts.js";
 import { tr } from "../../translate.js";

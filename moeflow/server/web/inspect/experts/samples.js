@@ -8,7 +8,7 @@ export class Samples {
     this.kept = []; // { timeS, tokens, counts: [layers * experts] }, both counted since counting began
   }
 
-  /** Add what was counted until now. Where nothing is new, the last reading is still right. */
+  /** Add the counts until now. Without new tokens the last reading still holds. */
   add(timeS, { tokens, counts }) {
     const last = this.kept.at(-1);
     const numCells = counts.length * (counts[0]?.length ?? 0);

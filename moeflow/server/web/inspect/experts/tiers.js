@@ -18,7 +18,7 @@ export const tierName = (tier) => tr(TIERS[tier].name);
 
 export const letterOf = (tier) => TIERS[tier].letter;
 
-/** Fill a box. Patterns tell tiers apart without colours, where there is room for them but none for letters. */
+/** Fill a box. Patterns distinguish tiers without colours in cells that are too small for letters. */
 export function paintTier(pen, tier, { left, top, width, height }) {
   pen.fillStyle = TIERS[tier].colour;
   pen.fillRect(left, top, width, height);
@@ -39,7 +39,7 @@ function diagonal(pen, left, top, width, height) {
   pen.stroke();
 }
 
-/** How many experts lie in each tier: [[tier, count], …] of those that hold any. */
+/** How many experts each tier holds: [[tier, count], …], without empty tiers. */
 export function tierTotals({ tiers, residency }) {
   const totals = tiers.map(() => 0);
   for (const tier of residency.flat()) totals[tier] += 1;

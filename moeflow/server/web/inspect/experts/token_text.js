@@ -47,7 +47,7 @@ export class TokenText {
     this.colours.reset();
   }
 
-  /** Show tokens, drawing only those that are new. `isTemplate` tells it for each token of the prompt. */
+  /** Show tokens; only new ones are drawn. `isTemplate` has a value for each token of the prompt. */
   show(routes, isTemplate) {
     const numKnown = this.routes?.tokens.length ?? 0;
     this.routes = routes;

@@ -62,8 +62,8 @@ export class TokensView {
     this.choose(requestId);
   }
 
-  /** Ask for the tokens of the shown answer, anew while it is written. */
-  async update(signal) {
+  /** Ask for the tokens of the shown answer, anew while it is written. `layers` are the names of the model's layers. */
+  async update(layers, signal) {
     this.offerAnswers();
     const { requestId } = this;
     if (!requestId || this.isWhole) return;
@@ -72,7 +72,8 @@ export class TokensView {
     try {
       state ??= (await this.ask(path, { signal })).state;
       const told = await this.ask(`${path}/tokens`, { signal });
-      if (requestId === this.requestId) this.show(new Routes(told));
+      const isOfModel = told.layers.length === layers.length; // others have numbers alone
+      if (requestId === this.requestId) this.show(new Routes(isOfModel ? { ...told, layers } : told));
     } catch (error) {
       if (error.status !== 404) throw error;
       if (requestId === this.requestId) this.clear(error.message);
@@ -124,7 +125,7 @@ export class TokensView {
     if (this.text.routes) this.showAbout();
   }
 
-  /** Show the text beside the tokens. */
+  /** Show the controls and texts around the tokens. */
   showAbout() {
     const { routes, row, colours, expert, firstShown } = this.text;
     const layer = routes.layers[row];
