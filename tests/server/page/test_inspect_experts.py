@@ -305,4 +305,4 @@ def test_the_map_has_the_colours_of_the_theme_and_of_paper(inspected):
     assert sum(dark) > sum(light)  # an expert with many tokens stands out from the page
     page.emulate_media(media="print")
     assert heat_map(page).evaluate(CELL) == light
-    expect(page.locator(".inspect-head")).to_be_hidden()
+    expect(button(page, "Play")).to_be_hidden()
