@@ -29,7 +29,7 @@ from studies.browser import MISSING, find_browser, launch
 
 QUESTIONS = ("What is the capital of France?", "Write a Python function that adds two numbers.")
 DESKTOP = {"viewport": {"width": 1200, "height": 860}}
-BESIDE_INSPECTOR = {"viewport": {"width": 1600, "height": 1250}}
+BESIDE_INSPECTOR = {"viewport": {"width": 1600, "height": 1450}}
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 SETTINGS = {"temperature": 0, "max_tokens": 160}
 ANSWER_TIMEOUT_MS = 300_000
