@@ -1,16 +1,8 @@
 // What became of experts that come from disk: the rows of their facts, live.
 
 import { NONE } from "../../facts.js";
-import { formatNumber, formatPercent, language, tr } from "../../translate.js";
-
-const GIB = 2 ** 30;
-const MIB = 2 ** 20;
-
-/** 3221225472 -> "3.00 GiB" */
-export function formatBytes(bytes) {
-  const [unit, name] = bytes >= GIB ? [GIB, "GiB"] : [MIB, "MiB"];
-  return `${(bytes / unit).toLocaleString(language(), { maximumSignificantDigits: 3, minimumSignificantDigits: 3, useGrouping: false })} ${name}`;
-}
+import { formatNumber, formatPercent, tr } from "../../translate.js";
+import { formatBytes } from "../bytes.js";
 
 /** Terms and details; empty if all experts are resident. `before` is an earlier reading of /stats, or null. */
 export function expertFacts(stats, before) {

@@ -2,9 +2,9 @@
 
 import { saveBlob } from "../../save_file.js";
 import { setText } from "../../set_text.js";
-import { tr } from "../../translate.js";
+import { formatNumber, tr } from "../../translate.js";
 import { make } from "../elements.js";
-import { formatDuration, formatFixed, formatTime } from "../manage/format.js";
+import { formatDuration, formatTime } from "../manage/format.js";
 import { action, Bar, rowFrame, stateText } from "../manage/parts.js";
 import { JobSpeed } from "./job_speed.js";
 
@@ -90,12 +90,12 @@ export class JobRow {
     const { job, speed } = this;
     const { total, completed, failed } = job.request_counts;
     const parts = [`${job.model} · ${job.endpoint}`, formatTime(job.created_at)];
-    if (total) parts.push(tr("{done} of {total} requests done", { done: completed + failed, total }));
+    if (total) parts.push(tr("{done} of {total} requests done", { done: formatNumber(completed + failed), total: formatNumber(total) }));
     if (failed) parts.push(tr("{failed} failed", { failed }));
-    if (job.usage.output_tokens) parts.push(tr("{tokens} tokens generated", { tokens: job.usage.output_tokens }));
+    if (job.usage.output_tokens) parts.push(tr("{tokens} tokens generated", { tokens: formatNumber(job.usage.output_tokens) }));
     if (job.status === "in_progress") {
       const left = speed.leftS(total - completed - failed);
-      if (speed.tokensPerS) parts.push(tr("{speed} tokens/s", { speed: formatFixed(speed.tokensPerS, 1) }));
+      if (speed.tokensPerS) parts.push(tr("{speed} tokens/s", { speed: formatNumber(speed.tokensPerS, 1) }));
       parts.push(left === null ? tr("time left: being measured") : tr("{time} left", { time: formatDuration(left) }));
     }
     return parts.join(" · ");

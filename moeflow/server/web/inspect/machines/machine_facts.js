@@ -1,8 +1,7 @@
 // Texts about engines, ranks, lenders and machines, from a reading of /stats.
 
 import { kvText } from "../../facts.js";
-import { tr } from "../../translate.js";
-import { formatFixed } from "../manage/format.js";
+import { formatNumber, tr } from "../../translate.js";
 
 const OWN = ""; // the name of the server's own machine in /stats
 
@@ -12,7 +11,7 @@ export function replicaText(replica) {
   const parts = [
     tr("{count} running", { count: replica.num_running }),
     tr("{count} waiting", { count: replica.num_waiting }),
-    tr("{speed} tokens/s", { speed: formatFixed(replica.tokens_per_second, 0) }),
+    tr("{speed} tokens/s", { speed: formatNumber(replica.tokens_per_second, 0) }),
     tr("KV cache {share}", { share: kvText(replica) }),
   ];
   if (replica.engine_restarts_total) parts.push(tr("{count} restarts", { count: replica.engine_restarts_total }));
@@ -24,9 +23,9 @@ export function rankText(rank) {
   const parts = [];
   if (rank.num_layers) parts.push(tr("layers {first} to {last}", { first: rank.first_layer, last: rank.first_layer + rank.num_layers - 1 }));
   if (rank.num_experts) parts.push(tr("{count} experts", { count: rank.num_experts }));
-  if (rank.tokens_per_pass) parts.push(tr("{count} tokens in a pass", { count: formatFixed(rank.tokens_per_pass, 1) }));
-  parts.push(tr("busy {seconds} s", { seconds: formatFixed(rank.busy_s_total, 1) }));
-  parts.push(tr("waited {seconds} s", { seconds: formatFixed(rank.waited_s_total, 1) }));
+  if (rank.tokens_per_pass) parts.push(tr("{count} tokens in a pass", { count: formatNumber(rank.tokens_per_pass, 1) }));
+  parts.push(tr("busy {seconds} s", { seconds: formatNumber(rank.busy_s_total, 1) }));
+  parts.push(tr("waited {seconds} s", { seconds: formatNumber(rank.waited_s_total, 1) }));
   return parts.join(" · ");
 }
 

@@ -1,8 +1,7 @@
 // Rows of engines, ranks, lenders, HTTP processes and machines.
 
 import { setText } from "../../set_text.js";
-import { tr } from "../../translate.js";
-import { formatFixed, formatShare } from "../manage/format.js";
+import { formatNumber, formatPercent, tr } from "../../translate.js";
 import { Bar, rowFrame, stateText } from "../manage/parts.js";
 import { hostName, hostText, rankShares, rankText, replicaText } from "./machine_facts.js";
 
@@ -36,7 +35,7 @@ export class ReplicaRow extends PlainRow {
     this.write(`${where} · ${state}`, replicaText(replica), { isGood: isReady && !replica.is_slow, isWrong: replica.is_slow || replica.state === "gone" || replica.state === "stalled" });
     this.bar.element.hidden = !isReady || !replica.kv_blocks_total;
     const share = replica.kv_blocks_total ? replica.kv_blocks_used / replica.kv_blocks_total : 0;
-    this.bar.show(formatShare(share), share);
+    this.bar.show(formatPercent(share), share);
   }
 }
 
@@ -56,7 +55,7 @@ export class RankRow extends PlainRow {
     const [busy, waited] = rankShares(rank, this.before);
     if (busy || waited) { // else there was no pass, and the last shares stay
       this.before = rank;
-      this.shares = tr("lately {busy} busy, {waited} waiting", { busy: formatShare(busy), waited: formatShare(waited) });
+      this.shares = tr("lately {busy} busy, {waited} waiting", { busy: formatPercent(busy), waited: formatPercent(waited) });
       this.bar.show(this.shares, busy, waited);
     }
     this.write(text, [rankText(rank), this.shares].filter(Boolean).join(" · "), { isWrong: rank.is_slow });
@@ -83,7 +82,7 @@ export class FrontRow extends PlainRow {
 
   update({ is_ready, stopped_s }) {
     const isStopped = stopped_s > 0;
-    const state = isStopped ? tr("stopped for {seconds} s", { seconds: formatFixed(stopped_s, 1) }) : is_ready ? tr("ready") : tr("starting");
+    const state = isStopped ? tr("stopped for {seconds} s", { seconds: formatNumber(stopped_s, 1) }) : is_ready ? tr("ready") : tr("starting");
     this.write(state, "", { isGood: is_ready && !isStopped, isWrong: isStopped });
   }
 }

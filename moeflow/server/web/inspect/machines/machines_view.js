@@ -1,9 +1,8 @@
 // The engines behind the model, their ranks and lenders, the machines that have them, and the processes for HTTP.
 
 import { setText } from "../../set_text.js";
-import { tr } from "../../translate.js";
+import { formatNumber, tr } from "../../translate.js";
 import { make } from "../elements.js";
-import { formatFixed } from "../manage/format.js";
 import { Outcome, Refusal, Rows, section, useStyle } from "../manage/parts.js";
 import { hosts } from "./machine_facts.js";
 import { FrontRow, HostRow, LenderRow, RankRow, ReplicaRow } from "./machine_rows.js";
@@ -55,7 +54,7 @@ export default class MachinesView {
     this.show("hosts", machines.length > 1 ? machines : [], ({ name }) => name);
     this.show("fronts", fronts, ({ number }) => number);
     const { rank_imbalance: imbalance } = stats;
-    setText(this.imbalance, imbalance ? tr("Imbalance {imbalance}: tokens of the rank that has most, over the mean", { imbalance: formatFixed(imbalance, 2) }) : "");
+    setText(this.imbalance, imbalance ? tr("Imbalance {imbalance}: tokens of the rank that has most, over the mean", { imbalance: formatNumber(imbalance, 2) }) : "");
     this.form.hidden = Boolean(scale_refusal);
     this.refusal.show(scale_refusal && tr("The number of replicas cannot be changed: {reason}", { reason: scale_refusal }));
     if (document.activeElement !== this.number) this.number.value = String(num_replicas);

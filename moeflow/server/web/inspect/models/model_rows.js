@@ -1,8 +1,9 @@
 // Rows of models: served, downloaded, or downloaded in part.
 
 import { setText } from "../../set_text.js";
-import { tr } from "../../translate.js";
-import { formatSize, formatTime } from "../manage/format.js";
+import { formatNumber, tr } from "../../translate.js";
+import { formatBytes } from "../bytes.js";
+import { formatTime } from "../manage/format.js";
 import { action, rowFrame, stateText } from "../manage/parts.js";
 
 /** A model that is served, loaded or not. */
@@ -22,9 +23,9 @@ export class ServedRow {
     this.frame.state.classList.toggle("is-good", status === "ready");
     this.frame.state.classList.toggle("is-wrong", status === "failed" || status === "stalled");
     const parts = [];
-    if (card?.meta.size) parts.push(tr("{size} on the disk", { size: formatSize(card.meta.size) }));
-    if (memory_bytes) parts.push(tr("may hold {size} of memory", { size: formatSize(memory_bytes) }));
-    if (card?.context_length) parts.push(tr("context of {tokens} tokens", { tokens: card.context_length }));
+    if (card?.meta.size) parts.push(tr("{size} on the disk", { size: formatBytes(card.meta.size) }));
+    if (memory_bytes) parts.push(tr("may hold {size} of memory", { size: formatBytes(memory_bytes) }));
+    if (card?.context_length) parts.push(tr("context of {tokens} tokens", { tokens: formatNumber(card.context_length) }));
     if (num_loads) parts.push(num_loads === 1 ? tr("loaded once") : tr("loaded {count} times", { count: num_loads }));
     setText(this.frame.line, parts.join(" · "));
     const may = this.doing.may("load");
@@ -47,7 +48,7 @@ export class LocalRow {
     setText(this.frame.state, model.served_as ? tr("served") : (model.family ?? tr("cannot be run")));
     this.frame.state.classList.toggle("is-wrong", model.problem !== null);
     const used = tr("used {time}", { time: formatTime(model.last_used_s) });
-    const parts = [model.format, formatSize(model.size_bytes), used, ...(model.problem ? [model.problem] : [])];
+    const parts = [model.format, formatBytes(model.size_bytes), used, ...(model.problem ? [model.problem] : [])];
     setText(this.frame.line, parts.join(" · "));
     this.load.hidden = !this.doing.may("load") || Boolean(model.served_as) || model.problem !== null;
   }
@@ -66,7 +67,7 @@ export class UnfinishedRow {
   }
 
   update({ bytes }) {
-    setText(this.frame.line, tr("{size} of an interrupted pull", { size: formatSize(bytes) }));
+    setText(this.frame.line, tr("{size} of an interrupted pull", { size: formatBytes(bytes) }));
     this.resume.hidden = !this.doing.may("change");
   }
 }

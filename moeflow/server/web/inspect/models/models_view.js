@@ -2,9 +2,9 @@
 
 import { setText } from "../../set_text.js";
 import { tr } from "../../translate.js";
+import { formatBytes } from "../bytes.js";
 import { make } from "../elements.js";
 import { explain } from "../../chat/explain.js";
-import { formatSize } from "../manage/format.js";
 import { Outcome, Refusal, Rows, section, useStyle } from "../manage/parts.js";
 import { LocalRow, ServedRow, UnfinishedRow } from "./model_rows.js";
 import { PullForm } from "./pull_form.js";
@@ -90,7 +90,7 @@ export default class ModelsView {
     const parts = Object.entries(local.unfinished_bytes).map(([repo, bytes]) => ({ repo, bytes }));
     this.unfinished.show(local.pull?.state === "running" ? [] : parts, ({ repo }) => repo);
     if (local.free_bytes !== undefined) {
-      setText(this.disk, tr("{used} used, {free} free on the disk", { used: formatSize(local.used_bytes), free: formatSize(local.free_bytes) }));
+      setText(this.disk, tr("{used} used, {free} free on the disk", { used: formatBytes(local.used_bytes), free: formatBytes(local.free_bytes) }));
     }
   }
 

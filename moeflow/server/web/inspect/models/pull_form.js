@@ -2,8 +2,9 @@
 
 import { setText } from "../../set_text.js";
 import { tr } from "../../translate.js";
+import { formatBytes } from "../bytes.js";
 import { make } from "../elements.js";
-import { formatDuration, formatSize } from "../manage/format.js";
+import { formatDuration } from "../manage/format.js";
 import { action, Bar, Outcome } from "../manage/parts.js";
 
 export class PullForm {
@@ -58,9 +59,9 @@ export class PullForm {
 
   showProgress({ model, done_bytes, total_bytes, bytes_per_s, left_s }) {
     const parts = [model];
-    if (total_bytes) parts.push(tr("{done} of {total}", { done: formatSize(done_bytes), total: formatSize(total_bytes) }));
+    if (total_bytes) parts.push(tr("{done} of {total}", { done: formatBytes(done_bytes), total: formatBytes(total_bytes) }));
     else parts.push(tr("asking the hub"));
-    if (bytes_per_s) parts.push(tr("{speed}/s", { speed: formatSize(bytes_per_s) }));
+    if (bytes_per_s) parts.push(tr("{speed}/s", { speed: formatBytes(bytes_per_s) }));
     if (left_s !== null) parts.push(tr("{time} left", { time: formatDuration(left_s) }));
     const text = parts.join(" · ");
     setText(this.line, text);
