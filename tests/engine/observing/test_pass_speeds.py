@@ -1,4 +1,4 @@
-"""Sums of passes: what they computed, how long they took, and the first tokens among them."""
+"""Sums of passes: their work, their time, and the first tokens among them."""
 
 from __future__ import annotations
 

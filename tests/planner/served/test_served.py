@@ -38,7 +38,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """A cache folder in which this machine is described."""
+    """Return a cache folder with a description of this machine."""
     folder = tmp_path_factory.mktemp("cache")
     file = machine_file(folder, 1)
     file.parent.mkdir()

@@ -1,4 +1,4 @@
-"""The view of speed, with a real tiny model: what binds, the plan beside the measurement, memory, and advice."""
+"""The view of speed, with a real tiny model: the verdict, plan and measurement, memory, and advice."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def plan(tmp_path_factory):
 
 @pytest.fixture
 def make(plan, monkeypatch, tmp_path):
-    """Return a run of advice on a model of this name, while `is_idle` says so."""
+    """Return a run of advice on a model of this name. `is_idle` tells whether it may go on."""
     monkeypatch.setattr(advice_run, "_MODULE", "tests.server.speed.scripted_advice")
 
     def make(name, is_idle=lambda: True):

@@ -1,4 +1,4 @@
-"""`GET /stats/speed`: measured passes beside roofs and plan; what is unknown is null, with the reason."""
+"""`GET /stats/speed`: measured passes beside roofs and plan. Unknown figures are null, with the reason."""
 
 from __future__ import annotations
 

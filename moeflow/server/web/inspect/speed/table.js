@@ -1,4 +1,4 @@
-// Tables that say what they are even where CSS lays them out in another way.
+// Tables with explicit roles: CSS may lay out their rows in another way.
 
 import { make } from "../elements.js";
 
