@@ -63,6 +63,11 @@ def test_axe_finds_nothing(app, serve, open_page, say, engine, options):
     page.get_by_text("a.txt · 4 bytes").click()
     turns(page).first.get_by_role("button", name="Edit").click()
     assert violations(page) == {}
+    page.keyboard.press("Escape")
+    page.keyboard.press("Control+Shift+B")
+    expect(page.get_by_role("tree")).to_be_visible()
+    assert violations(page) == {}
+    page.keyboard.press("Escape")
     if not history(page).is_visible():
         button(page, "Conversations").click()
         assert violations(page) == {}

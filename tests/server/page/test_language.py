@@ -51,6 +51,6 @@ def test_every_language_is_offered(page):
     offered = page.locator("#language option").evaluate_all("them => them.map((it) => [it.value, it.textContent])")
     source = (WEB_FOLDER / "languages.js").read_text(encoding="utf-8")
     names = dict(re.findall(r'^  (\w+): \{\s*name: "([^"]+)"', source, re.MULTILINE))
-    assert dict(offered) == {"": "As the browser", "en": "English", **names}
+    assert dict(offered) == {"": "Browser", "en": "English", **names}
     assert set(dictionaries()) == set(names)
     assert str(sorted(names)).replace("'", '"') in (WEB_FOLDER / "first_paint.js").read_text(encoding="utf-8")

@@ -9,6 +9,7 @@ from playwright.sync_api import expect
 
 from tests.server.fake_client import REPLY
 from tests.server.page.parts import answer, button, clear, exported, import_file, send_and_wait, turns
+from tests.server.page.test_accessibility import violations
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -56,6 +57,7 @@ def test_keys_and_pointer_show_what_was_likely(page, engine, tmp_path):
     )
     button(page, "Next unsure token").click()
     expect(turns(page).last.get_by_label("Least sure tokens")).to_contain_text("1 of 20")
+    assert violations(page) == {}
     page.keyboard.press("Escape")
     expect(card(page)).to_be_hidden()
     path = exported(page, "Export as JSON", tmp_path)
