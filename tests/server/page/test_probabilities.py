@@ -67,3 +67,15 @@ def test_keys_and_pointer_show_what_was_likely(page, engine, tmp_path):
     import_file(page, path, json.loads(path.read_text()))
     button(page, "Probabilities").click()
     assert "".join(tokens(page).all_text_contents()) == f"{REPLY}</s>"
+
+
+def test_bytes_that_never_become_a_character_are_shown(page):
+    texts = page.evaluate(
+        """async () => {
+          const { addTokens, TokenReader } = await pageModule("chat/token_record.js");
+          const token = (bytes) => ({ token: "", bytes, logprob: -1, top_logprobs: [] });
+          const reader = new TokenReader(addTokens(null, [[240, 159], [97], [195], [188, 98]].map(token)));
+          return reader.read().map(({ text }) => text);
+        }"""
+    )
+    assert texts == ["", "\ufffda", "", "\u00fcb"]
