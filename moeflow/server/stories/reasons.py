@@ -41,7 +41,8 @@ def seconds(duration_s: float) -> str:
 
 def _reason(name: str, **values: str) -> Reason:
     template = REASONS[name]
-    return Reason(template.format(**values), template, values)
+    used = {key: value for key, value in values.items() if f"{{{key}}}" in template}
+    return Reason(template.format(**used), template, used)
 
 
 def _of_phase(story: Story, name: str) -> Reason:

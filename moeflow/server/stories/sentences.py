@@ -14,7 +14,7 @@ REASONS: Final = {
     "prompt": "The prompt of {count} tokens took {time}; none of it was in the prefix cache.",
     "prompt with cached part": "The prompt of {count} tokens took {time}; {cached} of them were in the prefix cache.",
     "decode": "The {count} tokens of the answer took {time}, at {speed} tokens/s.",
-    "decode with a long gap": "{count} tokens took {time}; one wait of {gap} came after {before} tokens.",
+    "decode with a long gap": "{count} tokens took {time}; one wait of {gap} came after token {before}.",
     "decode of one token": "The answer ended {time} after its first token.",
     "sent": "{share} of the time ({time}) passed after the last token, until the client had the answer.",
     "stalled": "Passes waited {time} for experts from disk.",

@@ -38,7 +38,7 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     sequences: int  # prompts, times completions of each
     sequences_ahead: int  # that ran or waited when it came
     drafted_tokens: int  # that passes computed
-    accepted_tokens: int  # of these, right ones
+    accepted_tokens: int  # of these, right ones, as in `usage`: the last token of an answer does not count
     first_token_s: float | None  # from the start of the request
     tokens_per_s: float | None  # from the first token to the last; None: fewer than two
     slowest_gap_s: float | None  # between the tokens of two passes, of one sequence

@@ -173,3 +173,6 @@ def test_the_numbers_of_a_story_are_those_of_its_answer(serve, open_page, real_l
     expect(rows(page)).to_have_count(2)
     assert violations(page) == {}
     assert body.evaluate("it => it.scrollWidth <= it.clientWidth")
+    rows(page).first.get_by_role("button").click()
+    button(page, "Show in Experts").click()
+    expect(page.get_by_role("tabpanel", name="Experts")).to_contain_text("<|assistant|>")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
@@ -55,6 +57,7 @@ def one_pass(duration_s: float, **changes) -> Pass:
 def texts(told: Story, seen: Seen = UNSEEN) -> list[str]:
     found = slow_because(told, seen)
     assert all(reason.text == reason.template.format(**reason.values) for reason in found)
+    assert all(set(reason.values) == set(re.findall(r"{(\w+)}", reason.template)) for reason in found)
     return [reason.text for reason in found]
 
 
@@ -87,7 +90,7 @@ def test_the_longest_phases_come_first():
         (
             {"slowest_gap_s": 8.0, "slowest_gap_at": 7},
             {"decode": 10.0},
-            "11 tokens took 10 s; one wait of 8.0 s came after 7 tokens.",
+            "11 tokens took 10 s; one wait of 8.0 s came after token 7.",
         ),
         (
             {"tokens_per_s": None, "completion_tokens": 1},

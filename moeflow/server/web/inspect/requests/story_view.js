@@ -24,7 +24,7 @@ export class StoryView {
     this.facts = make("dl", { className: "facts" });
     this.note = make("p", { className: "hint" });
     this.passes = new PassesChart();
-    this.experts = new TouchedExperts(() => open("experts", this.story.id));
+    this.experts = new TouchedExperts(() => open("experts", { request: this.story.id }));
     const drafts = document.getElementById("turn-template").content.querySelector(".drafts").cloneNode(true);
     this.trees = new TokenTreesView(drafts, copy);
     this.parts = {
@@ -94,8 +94,9 @@ function section(title, ...content) {
 
 function factsOf(story) {
   const cached = story.prompt_tokens ? story.cached_tokens / story.prompt_tokens : 0;
-  const drafted = story.drafted_tokens ? [[tr("Drafts right"), tr("{accepted} of {drafted}", { accepted: count(story.accepted_tokens), drafted: count(story.drafted_tokens) })]] : [];
-  const gap = story.slowest_gap_s === null ? NONE : tr("{time}, after {tokens} tokens", { time: seconds(story.slowest_gap_s), tokens: count(story.slowest_gap_at) });
+  const hasDrafts = story.drafted_tokens && !story.token_trees; // else they have a section of their own
+  const drafted = hasDrafts ? [[tr("Drafts right"), tr("{accepted} of {drafted}", { accepted: count(story.accepted_tokens), drafted: count(story.drafted_tokens) })]] : [];
+  const gap = story.slowest_gap_s === null ? NONE : tr("{time}, after token {number}", { time: seconds(story.slowest_gap_s), number: count(story.slowest_gap_at) });
   return [
     ...(story.error ? [[tr("Error"), story.error]] : []),
     [tr("Came at"), clock(story.started_at)],
