@@ -16,6 +16,7 @@ from transformers import Gemma4TextConfig
 
 from moeflow.core.engine_config import EngineConfig
 from moeflow.core.errors import CapacityError, ConfigError
+from moeflow.core.observation import TimelineQuestion
 from moeflow.core.offload_config import CudaDeviceConfig
 from moeflow.engine import forward
 from moeflow.engine.engine import Engine
@@ -25,6 +26,7 @@ from moeflow.engine.runner_loading import load_runner
 from moeflow.kernels.cpu import extension
 from moeflow.models.layers.allocation.weight_formats import WeightFormats
 from moeflow.pipeline.catalog import OFFLOADING
+from moeflow.pipeline.runtime.recording import Recording
 from moeflow.planner.costs.process_memory import PROCESS_BYTES
 from moeflow.planner.hardware.host import host_resources
 from moeflow.planner.resolve import resolve
@@ -355,3 +357,23 @@ def test_what_layers_need_of_others_is_refused(tmp_path, changes, has):
     random_model(Gemma4TextConfig(**DENSE | {"vocab_size_per_layer_input": 101} | changes)).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=f"--device.* do not go with {has}"):
         offloaded(str(tmp_path), "cgopipe", 2)
+
+
+def test_a_pipeline_records_its_lanes_while_somebody_looks(model):
+    expected = run(config(model))
+    with closing(Engine.load(offloaded(model, "cgopipe", 3))) as engine:
+        engine.look(TimelineQuestion(64))
+        assert answers(engine) == (expected, [])
+        recording = msgspec.msgpack.decode(engine.look(TimelineQuestion(64)).recording, type=Recording)
+        rows = {row.name: row.spans for row in recording.to_trace().rows if row.spans}
+        assert {"passes", "compute", "host", "host_to_device", "device_to_host", "sampling"} <= set(rows)
+        passes = rows["passes"]
+        for span in rows["compute"]:
+            assert any(one.start_ns <= span.start_ns and span.end_ns <= one.end_ns for one in passes)
+        assert {span.label.name for span in rows["compute"] if not span.is_blocked} >= {
+            "pre_attention",
+            "post_attention",
+        }
+        assert all(span.label.name.startswith("waits for ") for span in rows["compute"] if span.is_blocked)
+        engine._end_observing()
+        assert all(not row.spans for row in engine._runner._trace.rows)

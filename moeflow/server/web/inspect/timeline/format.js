@@ -1,5 +1,7 @@
 // Numbers of the time line as text.
 
+import { formatNumber } from "../../translate.js";
+
 const DURATIONS = [[1e6, "s"], [1e3, "ms"], [0, "µs"]];
 const PREFIXES = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [0, ""]];
 
@@ -16,9 +18,9 @@ export function quantity(value, unit) {
 }
 
 /** 0.1234 -> "12.3%" */
-export const percent = (share) => `${(100 * share).toFixed(1)}%`;
+export const percent = (share) => `${formatNumber(100 * share, 1)}%`;
 
-/** Three digits at least: 15239 -> "15239", 15.2396 -> "15.2", 1.52396 -> "1.52" */
+/** Three digits at least: 15239 -> "15,239", 15.2396 -> "15.2", 1.52396 -> "1.52" */
 function short(value) {
-  return value >= 100 ? String(Math.round(value)) : value.toFixed(value >= 10 ? 1 : 2);
+  return formatNumber(value, value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2);
 }

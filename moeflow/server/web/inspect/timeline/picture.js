@@ -1,8 +1,8 @@
 // Draws a trace: lanes from top to bottom, time from left to right. Waits have a pattern and a colour of their own.
 
 import { colours, ticks } from "../canvas.js";
-import { tr } from "../../translate.js";
 import { duration } from "./format.js";
+import { laneName } from "./lane_names.js";
 import { firstAfter } from "./trace.js";
 
 const ROW_PX = 20;
@@ -92,7 +92,7 @@ export class Picture {
       pen.fillStyle = theme.text;
       if (engine) pen.fillText(engine, 0, top - ENGINE_PX / 2);
       pen.fillStyle = theme.muted;
-      pen.fillText(tr(lane.name), 0, top + ROW_PX / 2, gutter - 6);
+      pen.fillText(laneName(lane), 0, top + ROW_PX / 2, gutter - 6);
     }
     pen.save();
     pen.beginPath();

@@ -3,6 +3,7 @@
 import { NONE } from "../../facts.js";
 import { tr } from "../../translate.js";
 import { duration, percent, quantity } from "./format.js";
+import { causeName, laneName } from "./lane_names.js";
 import { firstAfter } from "./trace.js";
 import { longest, summarise, waits } from "./summary.js";
 
@@ -12,7 +13,7 @@ const PART = "part of a pass"; // a rank's, of a pass that its engine has, too
 /** Rows of the sums of lanes: texts. */
 export function sumsOf(trace) {
   return summarise(trace).map(({ lane, busy, blocked, share }) => [
-    nameOf(lane, trace),
+    laneName(lane, trace.hasEngines),
     busy ? duration(busy) : NONE,
     blocked ? duration(blocked) : NONE,
     percent(share),
@@ -28,7 +29,7 @@ export function factsOf(trace) {
   const share = percent(causes.reduce((sum, [, one]) => sum + one, 0));
   return [
     tr("Passes shown: {count}. They waited {share} of their time.", { count, share }),
-    ...causes.map(([cause, one]) => `${tr(cause)}: ${percent(one)}`),
+    ...causes.map(([cause, one]) => `${causeName(cause)}: ${percent(one)}`),
     tr("The longest one took {duration}: {name}.", { duration: duration(pass.end - pass.start), name: pass.name }),
   ];
 }
@@ -41,15 +42,11 @@ export function spansIn(trace, { from, to }) {
   });
   spans.sort((one, other) => one.start - other.start);
   return spans.slice(0, MAX_ROWS).map((span) => [
-    nameOf(span.lane, trace),
+    laneName(span.lane, trace.hasEngines),
     span.name,
     duration(span.start),
     duration(span.end - span.start),
     span.isBlocked ? tr("waits") : tr("works"),
     span.args.bytes ? quantity(span.args.bytes, "B") : NONE,
   ]);
-}
-
-function nameOf(lane, { hasEngines }) {
-  return hasEngines ? `${lane.engine}: ${tr(lane.name)}` : tr(lane.name);
 }
