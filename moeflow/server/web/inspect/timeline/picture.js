@@ -123,7 +123,8 @@ export class Picture {
       pen.moveTo(x, AXIS_PX - 8);
       pen.lineTo(x, this.height);
       pen.stroke();
-      pen.fillText(time ? duration(time) : "0", x, 2, width - x);
+      const text = time ? duration(time) : "0";
+      if (x + pen.measureText(text).width <= width) pen.fillText(text, x, 2);
     }
   }
 
