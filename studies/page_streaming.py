@@ -110,6 +110,10 @@ def make_app(text: str, rate: float) -> FastAPI:
     def models() -> dict[str, Any]:
         return {"object": "list", "data": [{"id": MODEL["name"]}]}
 
+    @app.post("/tokenize")
+    def tokenize() -> dict[str, Any]:
+        return {"tokens": [], "count": 0, "max_model_len": MODEL["max_model_len"]}  # for the meter of the context
+
     @app.post("/v1/chat/completions")
     def complete() -> StreamingResponse:
         return StreamingResponse(events(), media_type="text/event-stream")

@@ -49,11 +49,14 @@ const chat = new Chat({
 });
 const head = new HeadView(at("conversation-head"), settings.presets, () => chat.conversation, {
   onPreset: usePreset,
-  onSystem: (text) => chat.conversation.change("system", text),
+  onSystem: (text) => {
+    chat.conversation.change("system", text);
+    meter.update();
+  },
   onKeep: () => chat.save(),
 });
 const presetChoice = new PresetChoice(at("preset"), settings.presets, usePreset);
-let presetManager = null; // until it is unfolded
+let presetManager = null; // until the settings are opened
 const meter = new ContextMeter(new MeterView(at("context-meter"), at("context-warning")), {
   ...{ chat, apiKey, draft: () => composer.draft, isOneOfSeveral: () => models.names.length > 1 },
   facts: () => (server.state === "ready" && server.model?.name === model() ? server.model : null),
@@ -223,8 +226,9 @@ function updateModels() {
   models.update().catch(() => {}); // /stats names one in any case
 }
 
-function openSettings() {
+async function openSettings() {
   updateModels(); // one that was loaded since may tell more
+  await loadPresetManager().catch(() => {}); // without the server, all other settings are there
   at("settings").showModal();
 }
 
@@ -235,7 +239,7 @@ function usePreset(id) {
   showSettings();
 }
 
-async function managePresets() {
+async function loadPresetManager() {
   if (presetManager) return;
   const { PresetManager } = await import("./presets/preset_manager.js");
   presetManager ??= new PresetManager(at("preset-manager"), settings.presets, { current: () => settings.preset, choose: usePreset, announce });
@@ -312,7 +316,6 @@ onClick("new-conversation", begin);
 onClick("open-settings", openSettings);
 onClick("reset-settings", () => settings.reset());
 settings.presets.addEventListener("change", showSettings);
-at("preset-manager").addEventListener("toggle", managePresets);
 onClick("open-prompts", () => prompts.manage());
 onClick("open-shortcuts", () => shortcuts.show());
 onClick("clear-all", clearAll);

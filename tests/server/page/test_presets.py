@@ -7,7 +7,7 @@ import json
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.page.parts import answer, button, exported, import_file, names, open_settings, send_and_wait
+from tests.server.page.parts import answer, button, exported, import_file, names, open_settings, send_and_wait, tokens
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -48,6 +48,7 @@ def test_each_conversation_has_its_own_system_prompt(page, say, asked, tmp_path)
     button(page, "Done").click()
     expect(page.locator("#own-system summary")).to_have_text("System prompt: of the preset Default · Be kind.")
     write_system(page, "Be brief.")
+    expect(tokens(page, "System prompt")).to_have_text(str(len("<|system|>Be brief.<|user|><|assistant|>")))  # bytes
     send_and_wait(page, "One?")
     button(page, "New conversation").click()
     send_and_wait(page, "Two?")
