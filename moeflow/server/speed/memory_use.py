@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Sequence
 
 import msgspec
 import psutil
@@ -31,11 +31,11 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     )  # keys and values that the machine's free memory would hold; None: they are elsewhere
 
 
-def memory_use(estimate: ServedEstimate, stats: EngineStats) -> MemoryUse:
-    """Return the memory now. Blocks: for some milliseconds."""
+def memory_use(estimate: ServedEstimate, stats: EngineStats, processes: Sequence[psutil.Process]) -> MemoryUse:
+    """Return the memory of these processes, which are all of the server, now."""
     config, costs = estimate.plan.config, estimate.costs
     here = host_resources()
-    used = _used_bytes(estimate)
+    used = _used_bytes(estimate, processes)
     block_size = config.scheduler.block_size
     is_here = config.device == "cpu" and config.offload is None
     block_bytes = round(block_size * costs.kv_bytes) if is_here else 0
@@ -57,15 +57,11 @@ def memory_use(estimate: ServedEstimate, stats: EngineStats) -> MemoryUse:
     )
 
 
-def _used_bytes(estimate: ServedEstimate) -> int:
-    """Return what all processes of this server hold; weights that several engines map count once, as in the plan."""
-    process = psutil.Process()
-    ids = [process.pid]
-    with contextlib.suppress(psutil.Error):
-        ids += [child.pid for child in process.children(recursive=True)]
+def _used_bytes(estimate: ServedEstimate, processes: Sequence[psutil.Process]) -> int:
+    """Return what processes hold in all; weights that several engines map count once, as in the plan."""
     config, number = estimate.plan.config, estimate.plan.num_replicas
     in_common = (number - 1) * estimate.costs.model_bytes if config.packed_file else 0.0
-    return max(resident_bytes(ids) - round(in_common), 0)
+    return max(resident_bytes(process.pid for process in processes) - round(in_common), 0)
 
 
 def _weights_bytes(estimate: ServedEstimate, stats: EngineStats) -> int:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import psutil
+
+from moeflow.server.speed.own_processes import own_processes
 
 _LEAST_S: Final = 1.0  # of all cores, between two looks: the system counts in hundredths
 
@@ -20,15 +23,12 @@ class OtherPrograms:
     """Watches from when it is made; each look tells of the time since the one before."""
 
     def __init__(self) -> None:
-        self._before = _seconds()
+        self._before = _seconds(own_processes())
         self._share: float | None = None
 
-    def look(self) -> float | None:
-        """Return the share of all cores that others had since the last look; None: it is the first one, or too early.
-
-        Blocks: for some milliseconds.
-        """
-        now = _seconds()
+    def look(self, processes: Sequence[psutil.Process]) -> float | None:
+        """Return the share of all cores that others than these had since the last look; None: that is too short."""
+        now = _seconds(processes)
         total, busy, own = (after - before for after, before in zip(now, self._before, strict=True))
         if total >= _LEAST_S:
             self._before = now
@@ -36,20 +36,19 @@ class OtherPrograms:
         return self._share
 
 
-def _seconds() -> _Seconds:
+def _seconds(processes: Sequence[psutil.Process]) -> _Seconds:
     times = psutil.cpu_times()
     guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # counted in others already
     total = sum(times) - guests
     idle = times.idle + getattr(times, "iowait", 0.0)
-    return _Seconds(total, total - idle, _own_s())
+    return _Seconds(total, total - idle, _own_s(processes))
 
 
-def _own_s() -> float:
-    """Return the seconds of this process and all below it; one that has ended counts in its parent's."""
-    process, found = psutil.Process(), 0.0
-    with contextlib.suppress(psutil.Error):
-        for each in (process, *process.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
-                times = each.cpu_times()
-                found += times.user + times.system + times.children_user + times.children_system
+def _own_s(processes: Sequence[psutil.Process]) -> float:
+    """Return the seconds of processes; one that has ended counts in its parent's."""
+    found = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            found += times.user + times.system + times.children_user + times.children_system
     return found

@@ -25,6 +25,7 @@ from moeflow.planner.served.served_estimate import ServedEstimate
 from moeflow.server.speed.measured import Measured, PassKind, mean_context, mean_step_s
 from moeflow.server.speed.memory_use import MemoryUse, memory_use
 from moeflow.server.speed.other_programs import OtherPrograms
+from moeflow.server.speed.own_processes import own_processes
 from moeflow.server.speed.speed_objects import (
     Comparison,
     Figure,
@@ -64,11 +65,12 @@ def report(
 
     `is_only_model`: the memory of the server's processes is this model's.
     """
-    memory = memory_use(estimate, stats)
+    processes = own_processes()
+    memory = memory_use(estimate, stats, processes)
     return Report(
         model=_model(estimate),
         roofs=_roofs(estimate),
-        now=_now(estimate, measured, others.look()),
+        now=_now(estimate, measured, others.look(processes)),
         trail=_trail(estimate, measured),
         marks=_marks(estimate),
         predicted=_comparisons(estimate, measured, stats, memory if is_only_model else None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from contextlib import closing
 
 import msgspec
@@ -14,6 +15,8 @@ from moeflow.engine.generator import Generator
 from moeflow.kernels.cpu import extension
 from moeflow.server.app import create_app
 from moeflow.server.config import ServerConfig
+from moeflow.server.speed.other_programs import OtherPrograms
+from moeflow.server.speed.own_processes import own_processes
 from moeflow.text.tokenizer import Tokenizer
 from tests.server.conftest import connect
 from tests.server.real_client import RealClient
@@ -237,6 +240,19 @@ async def test_headers_that_cannot_be_read_are_the_reason_without_their_path(ser
     assert seen["model"] is None
     assert plan.config.model_name in seen["unknown"]
     assert str(tmp_path) not in seen["unknown"]
+
+
+def test_other_programs_are_told_apart_from_the_servers_own_work():
+    others = OtherPrograms()
+    assert others.look([]) is None
+    busy_until_s = time.monotonic() + 1.2
+    while time.monotonic() < busy_until_s:
+        pass
+    as_other, as_own = OtherPrograms(), OtherPrograms()
+    as_other._before = as_own._before = others._before
+    as_other._before = as_other._before._replace(own=0.0)
+    own, other = as_own.look(own_processes()), as_other.look([])
+    assert 0.0 <= own < other <= 1.0
 
 
 @pytest.mark.slow
