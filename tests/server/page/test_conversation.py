@@ -6,7 +6,6 @@ import pytest
 from playwright.sync_api import expect
 
 from moeflow.core.engine_messages import EngineStats
-from moeflow.engine.client import EngineState, ReplicaStatus
 from tests.server.live_server import eventually
 from tests.server.page.parts import answer, button, measured, number, prompt_box, send, send_and_wait, turns
 
@@ -151,19 +150,3 @@ def test_a_hidden_tab_asks_for_nothing(app, serve, open_page):
     assert [url.partition("/health")[2] for url in polls] == ["?last"]
     with page.expect_request("**/stats?watch=true"):
         page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
-
-
-def test_each_of_several_replicas_is_told_of(page, engine):
-    button(page, "Settings").click()
-    dialog = page.get_by_role("dialog", name="Settings")
-    expect(dialog.get_by_text("KV cache")).to_be_visible()
-    expect(dialog.get_by_text("Replicas")).to_be_hidden()
-    busy = EngineStats(num_running=3, tokens_per_second=41.6, kv_blocks_total=8, kv_blocks_used=2)
-    engine.replica_statuses = [
-        ReplicaStatus(EngineState.READY, busy),
-        ReplicaStatus(EngineState.READY, busy, is_slow=True),
-        ReplicaStatus(EngineState.RESTARTING, EngineStats()),
-    ]
-    shown = dialog.get_by_role("region", name="Replicas")
-    for text in ("3 running · 42 tokens/s · KV cache 25%", "slow · 3 running", "Replica 2restarting"):
-        expect(shown).to_contain_text(text)
