@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +40,7 @@ PROMPT = "The quick brown fox jumps over the lazy dog. " * 4
 READ_S = 1.0  # between two reads of an open page
 WARM_UPS = 1  # rounds
 LIMIT_S = 120.0
+NOT_FOUND = 404
 
 
 class Server(NamedTuple):
@@ -80,26 +82,30 @@ def tokens_per_s(server: Server, num_tokens: int) -> float:
 
 @contextlib.contextmanager
 def _read(server: Server, request_id: str) -> Iterator[None]:
-    """Read what a page reads, in a thread of its own, if there is a page."""
-    ended = threading.Event()
-    paths = ("stats?watch=true", "stats/experts", f"stats/requests/{request_id}", f"stats/requests/{request_id}/tokens")
-
-    def read() -> None:
-        with httpx.Client(base_url=server.url, timeout=LIMIT_S) as client:
-            while not ended.is_set():
-                for path in paths:
-                    client.get(path).raise_for_status()
-                ended.wait(READ_S)
-
-    reader = threading.Thread(target=read)
-    if server.is_open:
-        reader.start()
-    try:
+    """Read as a page does while the block runs, if there is a page. Raises: EngineError if it gets no answer."""
+    if not server.is_open:
         yield
-    finally:
-        ended.set()
-        if server.is_open:
-            reader.join()
+        return
+    ended = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(_read_until, ended, server.url, request_id)
+        try:
+            yield
+        finally:
+            ended.set()
+        reading.result()
+
+
+def _read_until(ended: threading.Event, url: str, request_id: str) -> None:
+    paths = ("stats?watch=true", "stats/experts", f"stats/requests/{request_id}", f"stats/requests/{request_id}/tokens")
+    with httpx.Client(base_url=url, timeout=LIMIT_S) as client:
+        is_ended = False
+        while not is_ended:
+            for path in paths:
+                response = client.get(path)
+                if response.is_error and response.status_code != NOT_FOUND:  # before its first pass
+                    raise EngineError(f"/{path} answers {response.status_code}: {response.text}")
+            is_ended = ended.wait(READ_S)
 
 
 @click.command(help=__doc__)
