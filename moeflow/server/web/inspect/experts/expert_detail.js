@@ -2,10 +2,10 @@
 
 import { listFacts, NONE } from "../../facts.js";
 import { visible } from "../../token_tree_dot.js";
-import { tr } from "../../translate.js";
+import { formatNumber, tr } from "../../translate.js";
 import { make } from "../elements.js";
 import { sum } from "./counts.js";
-import { count, percent, ratio } from "./format.js";
+import { percent, ratio } from "./format.js";
 import { ShareChart } from "./share_chart.js";
 import { tierName } from "./tiers.js";
 
@@ -42,7 +42,7 @@ export class ExpertDetail {
       [tr("Relative to even routing"), tr("{ratio} times ({even} is even)", times)],
       [tr("Last minute"), tokensText(seen.last_minute.counts[row], expert, seen.top_k)],
       [tr("Lies in"), tierName(seen.tiers[seen.residency[row][expert]])],
-      ...(seen.hits ? [[tr("Hits and misses"), `${count(seen.hits[row][expert])} · ${count(seen.misses[row][expert])}`]] : []),
+      ...(seen.hits ? [[tr("Hits and misses"), `${formatNumber(seen.hits[row][expert])} · ${formatNumber(seen.misses[row][expert])}`]] : []),
     ]);
     this.chart.show(points, even);
     this.showTexts(texts);
@@ -54,7 +54,7 @@ export class ExpertDetail {
       : tr("No token of the shown answer chose it.");
     const items = texts.slice(0, MOST_TEXTS).map(([text, times]) => (times > 1 ? `${visible(text)} ×${times}` : visible(text)));
     const more = texts.length - MOST_TEXTS;
-    if (more > 0) items.push(tr("and {count} more", { count: count(more) }));
+    if (more > 0) items.push(tr("and {count} more", { count: formatNumber(more) }));
     this.texts.replaceChildren(...items.map((textContent) => make("li", { textContent })));
   }
 }
@@ -63,5 +63,5 @@ export class ExpertDetail {
 function tokensText(row, expert, topK) {
   const all = sum(row ?? []) / topK;
   if (!all) return NONE;
-  return tr("{tokens} of {all}: {share}", { tokens: count(row[expert]), all: count(all), share: percent(row[expert] / all) });
+  return tr("{tokens} of {all}: {share}", { tokens: formatNumber(row[expert]), all: formatNumber(all), share: percent(row[expert] / all) });
 }

@@ -1,13 +1,12 @@
 // The experts at work: a map of layers by experts, where they lie, and the tokens of an answer by their experts.
 
 import { setText } from "../../set_text.js";
-import { tr } from "../../translate.js";
+import { formatNumber, tr } from "../../translate.js";
 import { addStyles } from "../../add_styles.js";
 import { choice, make } from "../elements.js";
 import { quantile, relativeToEven, sumAll } from "./counts.js";
 import { CountsTable } from "./counts_table.js";
 import { ExpertDetail } from "./expert_detail.js";
-import { count } from "./format.js";
 import { HeatMap } from "./heat_map.js";
 import { LayersSummary } from "./layers_summary.js";
 import { ScaleLegend } from "./legend.js";
@@ -163,10 +162,10 @@ function headOf({ model, layers, num_encoder_layers: numEncoder, num_experts: nu
 /** The counted tokens, in one line. */
 function noteOf({ tokens, counts, note = "" }, { top_k: topK, layers, counted_s: countedS }) {
   if (!tokens) return note || tr("No tokens were routed in this time. Ask something, and watch.");
-  const values = { tokens: count(tokens), choices: count(sumAll(counts)), topK, layers: layers.length };
+  const values = { tokens: formatNumber(tokens), choices: formatNumber(sumAll(counts)), topK, layers: layers.length };
   const line = [
     tr("{tokens} tokens made {choices} choices of an expert: {topK} in each of {layers} layers.", values),
-    tr("Counting began {seconds} s ago.", { seconds: count(Math.round(countedS)) }),
+    tr("Counting began {seconds} s ago.", { seconds: formatNumber(Math.round(countedS)) }),
   ].join(" ");
   return note ? `${line} ${note}` : line;
 }

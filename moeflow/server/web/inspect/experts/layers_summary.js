@@ -1,10 +1,10 @@
 // How evenly each layer uses its experts: entropy, the busiest expert, idle experts.
 
-import { tr } from "../../translate.js";
+import { formatNumber, tr } from "../../translate.js";
 import { make } from "../elements.js";
 import { fillTable, scrolledTable } from "../tables.js";
 import { layerFacts, sum } from "./counts.js";
-import { count, percent, ratio } from "./format.js";
+import { percent, ratio } from "./format.js";
 
 export class LayersSummary {
   constructor() {
@@ -46,7 +46,7 @@ export class LayersSummary {
   idle() {
     const numIdle = sum(this.facts.map((it) => it.numIdle));
     if (!numIdle) return tr("Every expert was chosen at least once.");
-    const values = { idle: count(numIdle), all: count(this.numExperts * this.facts.length) };
+    const values = { idle: formatNumber(numIdle), all: formatNumber(this.numExperts * this.facts.length) };
     return tr("Of {all} experts, {idle} were not chosen.", values);
   }
 
@@ -67,7 +67,7 @@ export class LayersSummary {
       tr("{used} of {all}", { used: ratio(it.effective), all: this.numExperts }),
       tr("{bits} bits", { bits: ratio(it.entropyBits) }),
       tr("expert {expert}: {share}", { expert: it.busiest, share: percent(this.shareOfTokens(it)) }),
-      count(it.numIdle),
+      formatNumber(it.numIdle),
     ];
   }
 }

@@ -1,9 +1,9 @@
 // The looks of the map: tokens relative to even routing, or where experts lie.
 
 import { colours, isDark } from "../canvas.js";
-import { tr } from "../../translate.js";
+import { formatNumber, tr } from "../../translate.js";
 import { sum } from "./counts.js";
-import { count, percent, ratio } from "./format.js";
+import { percent, ratio } from "./format.js";
 import { heat, ON_AREA, onHeat } from "./palette.js";
 import { letterOf, paintTier, tierName } from "./tiers.js";
 
@@ -16,12 +16,12 @@ export function describer({ seen, range, relative }) {
     const lines = [tr("Layer {layer}, expert {expert}", { layer: layers[row], expert: column })];
     if (all) {
       const even = percent(topK / seen.num_experts);
-      lines.push(tr("{tokens} tokens, {share} of them all", { tokens: count(tokens), share: percent(tokens / all) }));
+      lines.push(tr("{tokens} tokens, {share} of them all", { tokens: formatNumber(tokens), share: percent(tokens / all) }));
       lines.push(tr("{ratio} times even routing ({even})", { ratio: ratio(relative[row][column]), even }));
     }
     if (residency[row]) lines.push(tr("In: {tier}", { tier: tierName(tiers[residency[row][column]]) }));
     if (hits) {
-      const times = { hits: count(hits[row][column]), misses: count(misses[row][column]) };
+      const times = { hits: formatNumber(hits[row][column]), misses: formatNumber(misses[row][column]) };
       lines.push(tr("{hits} hits, {misses} misses", times));
     }
     return lines;

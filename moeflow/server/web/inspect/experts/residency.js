@@ -1,11 +1,11 @@
 // Where the experts lie, in numbers: each tier's total, hits and misses of passes, and the time that passes waited.
 
 import { listFacts } from "../../facts.js";
-import { tr } from "../../translate.js";
+import { formatNumber, tr } from "../../translate.js";
 import { make } from "../elements.js";
 import { sum } from "./counts.js";
 import { expertFacts } from "./disk_facts.js";
-import { count, percent } from "./format.js";
+import { percent } from "./format.js";
 import { tierName, tierTotals } from "./tiers.js";
 
 export class Residency {
@@ -27,7 +27,7 @@ export class Residency {
 function tierFacts(seen) {
   const totals = tierTotals(seen);
   const all = sum(totals.map(([, total]) => total));
-  const text = (total) => tr("{total} experts ({share})", { total: count(total), share: percent(total / all) });
+  const text = (total) => tr("{total} experts ({share})", { total: formatNumber(total), share: percent(total / all) });
   return totals.map(([tier, total]) => [tierName(tier), text(total)]);
 }
 
@@ -35,8 +35,8 @@ function tierFacts(seen) {
 function hitFacts(stats) {
   if (!stats?.expert_slots) return [];
   return [
-    [tr("Hits"), count(stats.expert_hits_total)],
-    [tr("Late: the read had begun"), count(stats.expert_late_total)],
-    [tr("Misses"), count(stats.expert_misses_total)],
+    [tr("Hits"), formatNumber(stats.expert_hits_total)],
+    [tr("Late: the read had begun"), formatNumber(stats.expert_late_total)],
+    [tr("Misses"), formatNumber(stats.expert_misses_total)],
   ];
 }

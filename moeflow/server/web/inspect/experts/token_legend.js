@@ -1,10 +1,10 @@
 // The experts of the shown layer in their colours, with the share of tokens that chose each first.
 
-import { tr } from "../../translate.js";
+import { formatNumber, tr } from "../../translate.js";
 import { setStyles } from "../canvas.js";
 import { make } from "../elements.js";
 import { sum } from "./counts.js";
-import { count, percent } from "./format.js";
+import { percent } from "./format.js";
 import { REST } from "./palette.js";
 
 export class TokenLegend {
@@ -31,7 +31,7 @@ export class TokenLegend {
 
   item(expert, tokens, total, colour, isChosen) {
     const text = tr("expert {expert}: {share}", { expert, share: percent(tokens / total) });
-    const title = tr("{tokens} tokens", { tokens: count(tokens) });
+    const title = tr("{tokens} tokens", { tokens: formatNumber(tokens) });
     const attributes = { "aria-pressed": String(isChosen), "data-expert": expert };
     const button = make("button", { type: "button", className: "link", title, ...attributes }, swatch(colour), text);
     button.addEventListener("click", () => this.onExpert(expert));

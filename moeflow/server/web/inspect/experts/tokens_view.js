@@ -2,9 +2,8 @@
 
 import { requestMessages } from "../../chat/messages.js";
 import { setText } from "../../set_text.js";
-import { tr } from "../../translate.js";
+import { formatNumber, tr } from "../../translate.js";
 import { make } from "../elements.js";
-import { count } from "./format.js";
 import { Routes } from "./routes.js";
 import { templateParts } from "./template_parts.js";
 import { TokenLegend } from "./token_legend.js";
@@ -140,8 +139,8 @@ export class TokensView {
       routes.topK > 1
         ? tr("A token has the colour of the expert with the largest weight. The line below it is the second expert.")
         : tr("A token has the colour of its expert."),
-      numWithout ? tr("Hatched tokens have no experts: {count}. Point at one for the reason.", { count: count(numWithout) }) : "",
-      firstShown ? tr("The first {count} tokens of the prompt are not shown.", { count: count(firstShown) }) : "",
+      numWithout ? tr("Hatched tokens have no experts: {count}. Point at one for the reason.", { count: formatNumber(numWithout) }) : "",
+      firstShown ? tr("The first {count} tokens of the prompt are not shown.", { count: formatNumber(firstShown) }) : "",
     ];
     setText(this.state, parts.filter(Boolean).join(" "));
   }
