@@ -121,7 +121,7 @@ function showChat() {
   at("send").hidden = Boolean(chat.running);
   at("stop").hidden = !chat.running;
   serverView.showNumbers();
-  if (chat.running) meter.showAnswer(); // at every frame
+  if (chat.running) meter.follow();
   else meter.update();
 }
 

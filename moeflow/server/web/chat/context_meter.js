@@ -7,6 +7,7 @@ import { promptText, requestMessages } from "./messages.js";
 
 const PAUSE_MS = 300; // after the last key
 const REST = 4; // times as long as the last count took
+const LIVE_MS = 250; // between numbers of a running answer: nobody reads faster, and drawing takes time
 const EMPTY = { role: "user", content: "" }; // chat templates want a question at the end
 
 export class ContextMeter {
@@ -18,6 +19,7 @@ export class ContextMeter {
     this.key = ""; // of what is shown, or about to be
     this.timer = null;
     this.restMs = 0;
+    this.drawnAtMs = 0;
     this.shown = null; // the parts; null where they are not known
   }
 
@@ -26,7 +28,7 @@ export class ContextMeter {
     const subject = this.subject();
     const key = JSON.stringify(subject);
     if (key === this.key) {
-      this.showAnswer();
+      this.draw();
       return;
     }
     this.key = key;
@@ -101,10 +103,16 @@ export class ContextMeter {
 
   show(parts) {
     this.shown = parts;
-    this.showAnswer();
+    this.draw();
   }
 
-  showAnswer() {
+  /** The running answer has grown. */
+  follow() {
+    if (performance.now() - this.drawnAtMs >= LIVE_MS) this.draw();
+  }
+
+  draw() {
+    this.drawnAtMs = performance.now();
     const answers = this.chat.runningAnswers;
     const tokens = answers.map(({ measured }) => measured?.tokens ?? 0);
     this.view.show(this.shown, answers.length ? Math.max(...tokens) : null);
