@@ -1,9 +1,10 @@
 // What would help most, as the planner expects it; with commands to copy.
 
+import { formatBytes } from "../bytes.js";
 import { make } from "../elements.js";
 import { setText } from "../../set_text.js";
 import { tr } from "../../translate.js";
-import { digits, factor, memory } from "./units.js";
+import { digits, factor } from "./units.js";
 
 export class AdviceList {
   /** `copy(text, button)` copies a command. */
@@ -70,7 +71,7 @@ function moreText({ kind, alone_tokens_per_s: alone, full_tokens_per_s: full, me
   if (alone) parts.push(tr("{speed} tokens/s alone", { speed: digits(alone) }));
   if (full) parts.push(tr("{speed} tokens/s together", { speed: digits(full) }));
   if (numBytes) {
-    const values = { size: memory(numBytes), now: memory(memoryNow ?? 0) };
+    const values = { size: formatBytes(numBytes), now: formatBytes(memoryNow ?? 0) };
     parts.push(memoryNow ? tr("memory at most {size} instead of {now}", values) : tr("memory at most {size}", values));
   }
   return parts.join(" · ");

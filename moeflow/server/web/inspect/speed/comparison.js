@@ -1,9 +1,10 @@
-// The plan's figures beside the measured ones.
+// The figures of the plan beside the measured figures.
 
+import { formatBytes } from "../bytes.js";
 import { make } from "../elements.js";
 import { tr } from "../../translate.js";
 import { table, tableBody, tableRow } from "./table.js";
-import { digits, memory, seconds, signedPercent } from "./units.js";
+import { digits, seconds, signedPercent } from "./units.js";
 
 export class Comparison {
   constructor() {
@@ -19,6 +20,9 @@ export class Comparison {
 
   /** `rows` is `predicted` of /stats/speed. */
   show(rows) {
+    const key = JSON.stringify(rows.map(({ measured, ...row }) => ({ ...row, measured: measured && { ...measured, age_s: 0 } })));
+    if (key === this.shown) return; // whoever marks text keeps it
+    this.shown = key;
     this.body.replaceChildren(...rows.map(row));
   }
 }
@@ -47,7 +51,7 @@ function cell(text, note = "") {
 }
 
 function value(figure, number) {
-  if (figure === "memory_bytes") return memory(number);
+  if (figure === "memory_bytes") return formatBytes(number);
   return figure === "first_token_s" ? seconds(number) : digits(number);
 }
 

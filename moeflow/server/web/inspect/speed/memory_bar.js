@@ -1,10 +1,11 @@
-// What is in memory, and how much is left.
+// The content of memory, and how much is left.
 
 import { setStyles } from "../canvas.js";
+import { formatBytes } from "../bytes.js";
 import { make } from "../elements.js";
 import { setText } from "../../set_text.js";
 import { tr } from "../../translate.js";
-import { digits, memory } from "./units.js";
+import { digits } from "./units.js";
 
 const PARTS = [
   ["weights", (use) => use.weights_bytes, () => tr("Weights")],
@@ -47,13 +48,13 @@ function freeBytes(use) {
 }
 
 function headText(use) {
-  return tr("{free} of memory is left. The server uses {used}.", { free: memory(freeBytes(use)), used: memory(use.used_bytes) });
+  return tr("{free} of memory is left. The server uses {used}.", { free: formatBytes(freeBytes(use)), used: formatBytes(use.used_bytes) });
 }
 
 function noteText(use) {
-  const values = { tokens: digits(use.kv_tokens_free), bytes: memory(use.kv_free_bytes + use.kv_cached_bytes), more: digits(use.tokens_in_free_bytes ?? 0) };
+  const values = { tokens: digits(use.kv_tokens_free), bytes: formatBytes(use.kv_free_bytes + use.kv_cached_bytes), more: digits(use.tokens_in_free_bytes ?? 0) };
   const parts = [tr("Requests may still have {tokens} tokens of context in all, {bytes} of keys and values.", values)];
-  if (use.is_limit_set) parts.push(tr("The limit is {limit} (--memory).", { limit: memory(use.limit_bytes) }));
+  if (use.is_limit_set) parts.push(tr("The limit is {limit} (--memory).", { limit: formatBytes(use.limit_bytes) }));
   else if (use.tokens_in_free_bytes) parts.push(tr("All free memory would hold {more} tokens (--kv-cache).", values));
   return parts.join(" ");
 }
@@ -61,5 +62,5 @@ function noteText(use) {
 function item(name, title, numBytes) {
   const sign = make("span", { className: "memory-sign", "aria-hidden": "true" });
   sign.dataset.part = name;
-  return make("div", {}, make("dt", {}, sign, title), make("dd", { textContent: memory(numBytes) }));
+  return make("div", {}, make("dt", {}, sign, title), make("dd", { textContent: formatBytes(numBytes) }));
 }

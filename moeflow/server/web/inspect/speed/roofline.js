@@ -71,7 +71,7 @@ export class Roofline {
 
 const TRAIL = { shape: "trail", kind: "decode", name: () => tr("the last minute") };
 
-/** What is drawn: the points of passes now, and the plan's. */
+/** The marks of the chart: points of passes now, and of the plan. */
 export function marksOf({ now, marks, roofs }) {
   const found = [];
   for (const kind of ["decode", "prompts"]) {
@@ -204,7 +204,7 @@ function drawTrail(pen, { x, y }, trail, palette) {
   pen.globalAlpha = 1;
 }
 
-/** A dashed line from a measured point up to its roof: what is missing. */
+/** A dashed line from a measured point up to its roof: the missing part. */
 function drawDrop(pen, { x, y }, { intensity, flopsPerS, isMeasured, kind }, roofs, palette) {
   if (!isMeasured) return;
   pen.strokeStyle = palette[kind === "decode" ? "accent" : "prompts"];
@@ -214,7 +214,7 @@ function drawDrop(pen, { x, y }, { intensity, flopsPerS, isMeasured, kind }, roo
   pen.setLineDash([]);
 }
 
-/** A mark: shapes differ, so that nothing is told by colour alone. */
+/** Draw a mark. Shapes differ, so that colour is never the only sign. */
 export function drawMark(pen, left, top, { shape, kind }, palette) {
   const colour = kind === "decode" ? palette.accent : kind === "prompts" ? palette.prompts : palette.text;
   pen.beginPath();

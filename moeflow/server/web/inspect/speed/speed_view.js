@@ -1,4 +1,4 @@
-// How fast the model is: beside the roofs of the machine, beside its plan, and what would help.
+// The speed of the model beside the roofs of the machine and beside its plan, and changes that would help.
 
 import { setText } from "../../set_text.js";
 import { tr } from "../../translate.js";

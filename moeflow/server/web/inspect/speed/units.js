@@ -3,7 +3,6 @@
 import { language, tr } from "../../translate.js";
 
 const DECIMAL = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
-const BINARY = [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
 
 /** A number with three digits that count: "0.0123", "41.2", "1,240". */
 export function digits(value, count = 3) {
@@ -15,12 +14,6 @@ export function digits(value, count = 3) {
 export function decimal(value, unit) {
   const [factor, prefix] = DECIMAL.find(([least]) => Math.abs(value) >= least) ?? [1, ""];
   return `${digits(value / factor)} ${prefix}${unit}`;
-}
-
-/** An amount of memory: "4.6 GiB". */
-export function memory(numBytes) {
-  const [factor, unit] = BINARY.find(([least]) => numBytes >= least) ?? [1, "B"];
-  return `${(numBytes / factor).toLocaleString(language(), { maximumFractionDigits: numBytes >= factor * 100 ? 0 : 1 })} ${unit}`;
 }
 
 export const percent = (share) => share.toLocaleString(language(), { style: "percent", maximumFractionDigits: 0 });
