@@ -1,13 +1,13 @@
 // Over which tokens the experts are counted.
 
-import { tr } from "../../translate.js";
+import { textKey, tr } from "../../translate.js";
 import { addCounts, sum } from "./counts.js";
 
 export const RANGES = [
-  ["last_pass", "Last pass"],
-  ["last_minute", "Last minute"],
-  ["conversation", "This conversation"],
-  ["total", "Since counting began"],
+  ["last_pass", textKey("Last pass")],
+  ["last_minute", textKey("Last minute")],
+  ["conversation", textKey("This conversation")],
+  ["total", textKey("Since counting began")],
 ];
 
 /** Counts of the answers of the open conversation, kept once they are complete. */

@@ -1,15 +1,15 @@
 // Where experts lie: names, colours, letters and patterns of the tiers that the server names.
 
-import { tr } from "../../translate.js";
+import { textKey, tr } from "../../translate.js";
 import { setStyles } from "../canvas.js";
 import { make } from "../elements.js";
 
 const TIERS = {
-  gpu: { name: "GPU", letter: "G", colour: "#ee8866" },
-  ram: { name: "main memory", letter: "R", colour: "#77aadd" },
-  slot: { name: "a slot of main memory", letter: "S", colour: "#44bb99" },
-  disk: { name: "disk", letter: "D", colour: "#b5bcba" },
-  "other machine": { name: "another machine", letter: "M", colour: "#eedd88" },
+  gpu: { name: textKey("GPU"), letter: "G", colour: "#ee8866" },
+  ram: { name: textKey("main memory"), letter: "R", colour: "#77aadd" },
+  slot: { name: textKey("a slot of main memory"), letter: "S", colour: "#44bb99" },
+  disk: { name: textKey("disk"), letter: "D", colour: "#b5bcba" },
+  "other machine": { name: textKey("another machine"), letter: "M", colour: "#eedd88" },
 };
 const MARK = "#111111";
 const LEAST_PX = 6; // of a cell with a pattern
