@@ -27,7 +27,7 @@ export class Comparison {
   }
 }
 
-const LABELS = [() => tr("Plan"), () => tr("Measured"), () => tr("Expected for that"), () => tr("Error")];
+const LABELS = [() => tr("Plan"), () => tr("Measured"), () => tr("Expected for that"), () => tr("Deviation")];
 const NAMES = {
   alone_tokens_per_s: () => tr("Tokens/s, one request"),
   full_tokens_per_s: () => tr("Tokens/s, several requests"),
