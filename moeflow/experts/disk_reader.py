@@ -103,8 +103,10 @@ class DiskReader:
     def end(self) -> SlotJournal:
         """See `Fetcher`."""
         entries, num_late, num_misses, stall_s, waits = self._fetcher.end()
-        for layer, start_ns, end_ns in waits:
-            self.computing.record(Label(WAITS, self._numbers[layer]), start_ns, end_ns, is_blocked=True)
+        if self._trace.is_on:
+            for layer, start_ns, end_ns in waits:
+                self.computing.record(Label(WAITS, self._numbers[layer]), start_ns, end_ns, is_blocked=True)
+            self._record()
         return SlotJournal(entries, num_late, num_misses, stall_s)
 
     def start_loads(self, jobs: Sequence[LoadJob], on_done: OnDone) -> list[SlabLoad]:

