@@ -25,6 +25,7 @@ class Script:
         self.num_experts = num_experts
         self.top_k = top_k
         self.changes: dict[str, Any] = {}  # of the answer to /stats/experts
+        self.num_tokens = len(PROMPT + ANSWER)  # of the text that are there
 
     def chosen(self, row: int, token: int) -> list[int]:
         """Return the experts of a token."""
@@ -65,7 +66,7 @@ class Script:
 
     def tokens(self) -> dict[str, Any]:
         """Return the answer to /stats/requests/{id}/tokens."""
-        texts = PROMPT + ANSWER
+        texts = (PROMPT + ANSWER)[: self.num_tokens]
         routes: list[str | None] = [None] * len(texts)
         for token in range(1, len(texts) - 1):
             experts = [expert for row in range(len(self.layers)) for expert in self.chosen(row, token)]

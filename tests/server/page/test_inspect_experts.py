@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 
 import httpx
 import numpy as np
@@ -12,7 +13,7 @@ from playwright.sync_api import expect
 
 from moeflow.core.engine_messages import EngineStats
 from tests.packed import pack_beside
-from tests.server.page.parts import button, send_and_wait, set_max_tokens
+from tests.server.page.parts import button, retry_button, send, send_and_wait, set_max_tokens
 from tests.server.page.scripted_experts import ANSWER, PROMPT, Script
 from tests.server.server_process import Server
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -78,6 +79,10 @@ def legend_colours(page):
     items = view(page).get_by_role("list", name="Experts of this layer").get_by_role("button").all()
     read = """(it) => [Number(it.dataset.expert), it.querySelector(".swatch").style.getPropertyValue("--first")]"""
     return dict(item.evaluate(read) for item in items)
+
+
+def asks_for_experts(request):
+    return "/stats/experts" in request.url
 
 
 def violations(page):
@@ -196,6 +201,35 @@ def test_tokens_have_the_colours_of_their_experts(inspected, script):
     assert (
         tokens(page).nth(2).evaluate("it => getComputedStyle(it, '::after').content") == f'"{script.chosen(2, 2)[0]}"'
     )
+
+
+def test_tokens_come_while_an_answer_is_written(app, serve, open_page, script, say, go_on):
+    page = open_page(serve(app))
+    script.play(page)
+    script.num_tokens = len(PROMPT) + 2
+    say("Because so.", until="Because")
+    send(page, "Why me?")
+    button(page, "Inspect").click()
+    expect(tokens(page)).to_have_count(len(PROMPT) + 2)
+    last = tokens(page).last
+    expect(last).to_have_class(re.compile("is-without"))
+    page.evaluate("(it) => (globalThis.kept = it)", last.element_handle())
+    script.num_tokens += 2
+    expect(tokens(page)).to_have_count(len(PROMPT) + 4)
+    kept = tokens(page).nth(len(PROMPT) + 1)
+    assert kept.evaluate("(it) => it === kept")  # only new tokens are drawn
+    expect(kept).not_to_have_class(re.compile("is-without"))  # it is computed by now
+    script.num_tokens += 1
+    go_on()
+    expect(tokens(page)).to_have_count(len(PROMPT + ANSWER))
+    expect(retry_button(page)).to_be_visible()
+    for _ in range(3):  # the second round may ask for the last tokens
+        page.wait_for_event("request", asks_for_experts)
+    requests = []
+    page.on("request", lambda request: requests.append(request.url))
+    for _ in range(2):
+        page.wait_for_event("request", asks_for_experts)
+    assert not any(url.endswith("/tokens") for url in requests)  # nothing new can come
 
 
 def test_experts_from_disk_are_told_of_only_where_there_are_some(inspected, engine):
