@@ -1,5 +1,6 @@
 // One line of the server's log as an element, and as text to copy.
 
+import { language } from "../../translate.js";
 import { make } from "../elements.js";
 
 /** "2026-11-29T09:14:22.123Z" */
@@ -17,7 +18,7 @@ export function lineText(line) {
 export function lineElement(line) {
   const time = timeText(line);
   const level = make("span", { className: `log-level ${line.level}`, textContent: line.level.toUpperCase() });
-  const item = make("li", {}, make("time", { dateTime: time, textContent: new Date(time).toLocaleTimeString() }), " ", level, " ");
+  const item = make("li", {}, make("time", { dateTime: time, textContent: new Date(time).toLocaleTimeString(language()) }), " ", level, " ");
   item.append(make("span", { className: "log-source", textContent: `${line.logger.replace(/^moeflow\./, "")}: ` }), line.message);
   const fields = fieldsText(line);
   if (fields) item.append(" ", make("span", { className: "log-fields", textContent: fields }));
