@@ -27,7 +27,9 @@ def tree(page, say):
     turns(page).last.get_by_role("button", name="Ask again").click()
     expect(answer(page)).to_have_text("fourth")
     button(page, "Branches").click()
-    return page.get_by_role("tree", name="Branches")
+    tree = page.get_by_role("tree", name="Branches")
+    expect(tree).to_be_visible()  # its module is loaded by then
+    return tree
 
 
 def words(tree) -> list[str]:
