@@ -56,6 +56,7 @@ class ExpertCounts:
 
     def add(self, second: int, passes: RoutedSum, num_passes: int) -> None:
         """Count passes that ended in this second."""
+        self._forget(second)
         self.num_passes += num_passes
         self.total.add(passes)
         self._minute.add(passes)
@@ -76,6 +77,10 @@ class ExpertCounts:
 
     def last_minute(self, second: int) -> RoutedSum:
         """Return the tokens of the 60 seconds up to this one, which is not over."""
+        self._forget(second)
+        return self._minute
+
+    def _forget(self, second: int) -> None:
+        """Remove passes that ended a minute before this second, or earlier."""
         while self._seconds and self._seconds[0][0] <= second - MINUTE_S:
             self._minute.subtract(self._seconds.popleft()[1])
-        return self._minute

@@ -186,7 +186,7 @@ class RequestRecords:
             record = self._records.pop(request)
             record.settle()
             self._finished.append(record)
-        del self._finished[: max(len(self._finished) - MAX_FINISHED, 0)]
+        del self._finished[: max(len(self._finished) - self._max_finished, 0)]
         excess = self.num_bytes - self._max_bytes
         while excess > 0 and self._finished:
             excess -= self._finished.pop(0).num_bytes

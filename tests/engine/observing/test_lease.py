@@ -11,6 +11,7 @@ import pytest
 from moeflow.core.observation import LEASE_S, ExpertQuestion, TokenQuestion, Watch
 from moeflow.engine.engine import Engine
 from moeflow.engine.observing import observer
+from moeflow.engine.observing.expert_counts import MINUTE_S
 from moeflow.engine.observing.routing_tap import RoutingTap
 from moeflow.kernels.cpu.decoder import PackedDecoder
 from moeflow.planner.resolve import resolve
@@ -134,6 +135,18 @@ def test_the_last_minute_is_a_minute(config, clock):
             check_sums(sight)
             assert sight.last_minute.tokens == sum(tokens_by_second[-60:])
             assert sight.total.tokens == sum(tokens_by_second)
+
+
+def test_counts_of_earlier_minutes_are_not_kept_unasked(config, clock):
+    with closing(Engine.load(config)) as engine:
+        for second in range(0, 300, 2):
+            clock.now_s = 100.0 + second
+            engine.look(Watch())
+            answers_of(engine, [submission("one", [5], max_tokens=1)])
+        counts = engine._observer._counts
+        assert counts.num_passes > 100
+        assert len(counts._seconds) <= MINUTE_S
+        assert engine.look(ExpertQuestion()).last_minute.tokens == 30
 
 
 def test_choices_outside_of_passes_are_not_taken(config):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from moeflow.core.observation import NOT_COMPUTED
 from moeflow.core.request import Request, RequestStatus
 from moeflow.core.sampling_params import SamplingParams
-from moeflow.engine.observing import request_records
 from moeflow.engine.observing.request_records import PASS, RequestRecord, RequestRecords
 
 
@@ -47,9 +46,8 @@ def test_a_group_of_layers_writes_only_its_own():
     assert (found[[0, 2, 3]] == NOT_COMPUTED).all()
 
 
-def test_only_the_last_finished_requests_are_kept(monkeypatch):
-    monkeypatch.setattr(request_records, "MAX_FINISHED", 3)
-    records = RequestRecords(1, 2, 1)
+def test_only_the_last_finished_requests_are_kept():
+    records = RequestRecords(1, 2, 1, max_finished=3)
     made = [request(str(number)) for number in range(6)]
     for one in made:
         records.of(one)
