@@ -57,6 +57,7 @@ class Observer:
         self._reads_at_first = self._reads_before = model.reads()
         model.tap.open()
         model.residency.count(*shape)
+        model.spans.recording(1)  # begins to record them
 
     @property
     def is_over(self) -> bool:
