@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from scripts.page_texts import differences, page_texts, script_texts
+import pytest
+
+from scripts.page_texts import dictionaries, differences, page_texts, script_texts
 
 SOURCE = """
   show(tr("plain"), tr(isOne ? "one (\\"quoted\\")" : "{count} of, many", { count: f("no text") }));
@@ -31,3 +33,8 @@ def test_each_difference_is_named():
         'unused: "c"',
         'values differ: "b {n}"',
     ]
+
+
+@pytest.mark.parametrize("language", ["de", "fr", "ja", "zh"])
+def test_every_language_has_every_text(language):
+    assert differences(page_texts()[0], dictionaries()[language]) == []

@@ -15,7 +15,7 @@ export class Comparison {
       { className: "speed-box", tabIndex: 0, role: "region", "aria-label": tr("The plan beside the measurement") },
       table("speed-table is-stacked", columns, this.body),
     );
-    this.element = make("div", {}, box, make("p", { className: "hint", textContent: tr("Expected: what the plan's cost model predicts for what was measured. Error: how much more that is.") }));
+    this.element = make("div", {}, box, make("p", { className: "hint", textContent: tr("Expected: what the plan's cost model predicts for what was measured. Deviation: how much more that is.") }));
   }
 
   /** `rows` is `predicted` of /stats/speed. */
