@@ -10,7 +10,6 @@ from pydantic import BaseModel, create_model
 
 from moeflow.server.api.schema.token_trees import DraftedPassObject
 from moeflow.server.errors import ApiError
-from moeflow.server.request_log import record_of
 from moeflow.server.served_model import ServedModel
 from moeflow.server.service import Service, get_service
 from moeflow.server.stories.access import listed, visible
@@ -66,7 +65,7 @@ async def list_stories(
 ) -> Any:
     """Return the stories of the running requests and of the last 200 others."""
     name = None if model is None else service.models.find(model).name
-    stories = listed(service, record_of(request.scope), await service.stories.all())
+    stories = listed(service, request, await service.stories.all())
     chosen = [it for it in stories if state in (None, it.state) and name in (None, it.model)]
     # Without FastAPI's check of 200 stories, which takes longer than all else: the page asks each second.
     return Response(msgspec.json.encode({"requests": chosen}), media_type="application/json")
@@ -106,7 +105,7 @@ def _model_of(service: Service, story: Story) -> ServedModel | None:
 
 async def _find(service: Service, request: Request, request_id: str) -> Story:
     """Return the newest story with this id. Raises: ApiError 404."""
-    for story in visible(service, record_of(request.scope), await service.stories.all()):
+    for story in visible(service, request, await service.stories.all()):
         if story.is_named(request_id):
             return story
     message = f"None of the running requests and the last {MAX_STORIES} others that you may see has this id"

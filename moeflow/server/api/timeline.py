@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel
 
 from moeflow.core.observation import TimelineQuestion, TimelineSight
 from moeflow.engine.client import ReplicaStatus
-from moeflow.pipeline.runtime.perfetto import Process, events_of
+from moeflow.pipeline.runtime.perfetto import Event, Process, events_of
 from moeflow.pipeline.runtime.recording import Recording
 from moeflow.server.errors import ApiError
 from moeflow.server.service import Service, get_service
+from moeflow.server.stories.access import may_see_ids
 
 router = APIRouter(tags=["status"])
 
@@ -42,6 +43,7 @@ class TimelineResponse(BaseModel):
 
 @router.get("/stats/timeline", response_model=TimelineResponse)
 async def timeline(
+    request: Request,
     service: Annotated[Service, Depends(get_service)],
     passes: Annotated[int, Query(ge=1, le=MAX_PASSES, description="The last passes of each engine, at most.")] = 8,
     model: Annotated[str | None, Query(description="Name of the model; default: the first.")] = None,
@@ -59,11 +61,14 @@ async def timeline(
     if not sights:
         message = "No engine has answered within two seconds: a pass takes longer, or the engine has ended; try again"
         raise ApiError(503, "engine_busy", message, headers={"Retry-After": "1"})
-    content = await asyncio.to_thread(_content, chosen.name, sights, chosen.replicas())
+    has_ids = may_see_ids(service, request)
+    content = await asyncio.to_thread(_content, chosen.name, sights, chosen.replicas(), has_ids=has_ids)
     return Response(content, media_type="application/json")
 
 
-def _content(model: str, sights: Mapping[int, TimelineSight], replicas: Sequence[ReplicaStatus]) -> bytes:
+def _content(
+    model: str, sights: Mapping[int, TimelineSight], replicas: Sequence[ReplicaStatus], *, has_ids: bool
+) -> bytes:
     decoder = msgspec.msgpack.Decoder(Recording)
     recordings = {place: decoder.decode(sight.recording) for place, sight in sights.items()}
     named = [
@@ -80,7 +85,15 @@ def _content(model: str, sights: Mapping[int, TimelineSight], replicas: Sequence
         "num_passes": num_passes,
         "note": "" if num_passes else _BEGUN,
     }
-    return msgspec.json.encode({"displayTimeUnit": "ms", "otherData": facts, "traceEvents": list(events)})
+    shown = list(events if has_ids else map(_without_ids, events))
+    return msgspec.json.encode({"displayTimeUnit": "ms", "otherData": facts, "traceEvents": shown})
+
+
+def _without_ids(event: Event) -> Event:
+    """Return an event without the ids of a pass's requests."""
+    if "requests" not in event.get("args", {}):
+        return event
+    return {**event, "args": {name: value for name, value in event["args"].items() if name != "requests"}}
 
 
 def _name(place: int, replicas: Sequence[ReplicaStatus]) -> str:

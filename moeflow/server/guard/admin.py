@@ -25,7 +25,7 @@ def change_refusal(config: ServerConfig) -> str:
 def may_change(request: Request) -> None:
     """Return if a request may change models or engines; for FastAPI's `Depends`. Raises: ApiError 403."""
     config = _config_of(request)
-    _require_own_page(request, config)
+    _require_own_page(request)
     if reason := change_refusal(config):
         raise ApiError(403, "api_key_needed", reason)
     _require_key(request)
@@ -34,10 +34,10 @@ def may_change(request: Request) -> None:
 def may_read(request: Request) -> None:
     """Return if a request may read about this machine; for FastAPI's `Depends`. Raises: ApiError 403."""
     config = _config_of(request)
-    _require_own_page(request, config)
+    _require_own_page(request)
     if config.needs_key:
         _require_key(request)
-    elif not _is_for_this_machine(config):
+    elif not is_for_this_machine(config):
         message = f"To let other machines read this, the server needs an API key: {_WITH_KEY}"
         raise ApiError(403, "api_key_needed", message)
 
@@ -47,8 +47,18 @@ def _config_of(request: Request) -> ServerConfig:
     return config
 
 
-def _require_own_page(request: Request, config: ServerConfig) -> None:
-    if not is_ours(Headers(scope=request.scope), {name.lower() for name in config.allowed_hosts}):
+def is_from_own_page(request: Request) -> bool:
+    """Return whether the server's own page asks, or a program, and not a web page of another origin."""
+    return is_ours(Headers(scope=request.scope), {name.lower() for name in _config_of(request).allowed_hosts})
+
+
+def is_for_this_machine(config: ServerConfig) -> bool:
+    """Return whether only programs of this machine can ask, as far as the settings tell: a proxy brings others."""
+    return config.is_loopback and not (config.allowed_hosts or config.root_path or config.forwarded_allow_ips)
+
+
+def _require_own_page(request: Request) -> None:
+    if not is_from_own_page(request):
         message = "Only this server's own page and programs may do this, not a web page of another origin"
         raise ApiError(403, "origin_not_allowed", message)
 
@@ -57,8 +67,3 @@ def _require_key(request: Request) -> None:
     """Return if the guard of keys has let the request in: a path that it does not guard stays closed."""
     if record_of(request.scope).account is None:
         raise ApiError(403, "api_key_needed", "A valid API key is needed")
-
-
-def _is_for_this_machine(config: ServerConfig) -> bool:
-    """Return whether only programs of this machine can ask, as far as the settings tell: a proxy brings others."""
-    return config.is_loopback and not (config.allowed_hosts or config.root_path or config.forwarded_allow_ips)

@@ -76,6 +76,16 @@ async def test_the_passes_of_a_request_appear_once_somebody_has_asked(real):
     assert [it["dur"] for it in newest] == [it["dur"] for it in passes[-2:]]
 
 
+@pytest.mark.parametrize(("host", "has_ids"), [("127.0.0.1", True), ("0.0.0.0", False)])
+async def test_ids_of_others_are_not_shown_where_they_open_texts(make_app, engine, host, has_ids):
+    trace = Trace()
+    trace.row("passes").record(Label("decode pass", flops=7, requests=("cmpl-1-0-0",)), 5, 9)
+    engine.sights[0] = TimelineSight(msgspec.msgpack.encode(recording_of(trace, 5, 1, 10**18, None)))
+    async with connect(make_app(host=host)) as http:
+        (found,) = slices(await get(http), "passes")
+    assert found["args"] == ({"flops": 7, "requests": ["cmpl-1-0-0"]} if has_ids else {"flops": 7})
+
+
 @pytest.mark.parametrize("query", ["passes=0", "passes=65", "passes=x", "model=other"])
 async def test_wrong_questions_are_refused(http, query):
     response = await http.get(f"/stats/timeline?{query}")

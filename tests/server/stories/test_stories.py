@@ -280,7 +280,15 @@ class TestWhoMaySee:
             assert (await http.get(path)).status_code == 401
             assert (await http.get("/stats/requests")).status_code == 401
 
-    @pytest.mark.parametrize("config", [{"host": "0.0.0.0"}, {"allowed_hosts": ("llm.example",)}])
+    @pytest.mark.parametrize(
+        "config",
+        [
+            {"host": "0.0.0.0"},
+            {"allowed_hosts": ("llm.example",)},
+            {"root_path": "/llm"},
+            {"forwarded_allow_ips": "10.0.0.1"},
+        ],
+    )
     async def test_where_others_can_ask_an_id_is_the_key(self, make_app, config):
         async with connect(make_app(**config)) as http:
             answer = await http.post("/v1/completions", json={"prompt": "Hi"})
@@ -288,6 +296,16 @@ class TestWhoMaySee:
             assert (found["id"], found["object_id"], found["state"]) == ("", "", "done")
             assert (await story(http, answer.headers["x-request-id"]))["object_id"] == answer.json()["id"]
             assert (await http.get("/stats/requests/")).status_code == 404
+
+    @pytest.mark.parametrize("site", ["cross-site", "same-site", "same-origin"])
+    async def test_a_page_of_an_allowed_origin_gets_no_ids(self, make_app, site):
+        async with connect(make_app(cors_origins=("https://elsewhere.example",))) as http:
+            await http.post("/v1/completions", json={"prompt": "Hi"})
+            headers = {"Origin": "https://elsewhere.example", "Sec-Fetch-Site": site}
+            response = await http.get("/stats/requests", headers=headers)
+            (found,) = response.json()["requests"]
+            assert response.headers["access-control-allow-origin"] == "https://elsewhere.example"
+            assert bool(found["id"]) == (site == "same-origin")
 
 
 async def test_a_call_by_grpc_has_a_story(app):
