@@ -73,7 +73,9 @@ async def _told(served: ServedModel, story: Story, having: dict[int, RequestSigh
         (one for sight in having.values() for one in _passes(sight.sequences, begun_s)), key=lambda one: one.start_s
     )
     sequences = [sequence for sight in having.values() for sequence in sight.sequences]
+    has_experts = any(sight.layers for sight in having.values())
     replica, *others = having
+    statuses = served.replicas()  # one may have been removed since it answered
     return Seen(
         passes=passes,
         experts=_experts(served.info, having),
@@ -82,8 +84,8 @@ async def _told(served: ServedModel, story: Story, having: dict[int, RequestSigh
         stall_s=sum(one.stall_s for one in passes),
         queued_s=min(sequence.queued_s for sequence in sequences),
         replica=None if others else replica,
-        host=None if others else served.replicas()[replica].host,
-        not_observed=NOT_OBSERVED["partly watched"] if _is_partial(story, sequences) else "",
+        host=None if others or replica >= len(statuses) else statuses[replica].host,
+        not_observed=NOT_OBSERVED["partly watched"] if _is_partial(story, sequences, has_experts) else "",
     )
 
 
@@ -130,11 +132,12 @@ def _joined(shared: Pass, one: PassSight) -> Pass:
 
 
 def _experts(model: ModelInfo, having: dict[int, RequestSight]) -> Experts | None:
-    """Return the sum over all sequences; None: the model has no experts."""
+    """Return the sum over all sequences; None: the model has no experts, or those of all sequences are forgotten."""
     sight = next(iter(having.values()))
-    if not (sight.layers and sight.num_experts):
+    known = [np.frombuffer(it.counts, "<i8") for one in having.values() for it in one.sequences if it.counts]
+    if not known:
         return None
-    counts = sum(np.frombuffer(it.counts, "<i8") for one in having.values() for it in one.sequences)
+    counts = sum(known)
     rows = np.reshape(counts, (-1, sight.num_experts)).tolist()
     return Experts(sight.layers, sight.num_experts, model.lossy_top_k or model.top_k, rows)
 
@@ -170,9 +173,12 @@ def numbers_of(sequence_id: str) -> tuple[int, ...]:
     return tuple(int(number) for number in sequence_id.rsplit("-", 2)[1:])
 
 
-def _is_partial(story: Story, sequences: Sequence[SequenceSight]) -> bool:
-    """Return whether some tokens were computed without being observed. A sequence's last token is not computed."""
-    if len(sequences) < story.sequences:
+def _is_partial(story: Story, sequences: Sequence[SequenceSight], has_experts: bool) -> bool:
+    """Return whether some tokens were computed without being observed, or their experts are forgotten.
+
+    A sequence's last token is not computed.
+    """
+    if len(sequences) < story.sequences or (has_experts and not all(it.counts for it in sequences)):
         return True
     return any(
         sum(one.num_tokens + one.num_accepted for one in it.passes)

@@ -222,21 +222,36 @@ async def test_the_list_is_of_one_model(http):
     assert (await http.get("/stats/requests", params={"state": "odd"})).status_code == 400
 
 
-async def test_the_replica_that_computed_it_is_named(http, engine):
-    one_pass = PassSight(0.5, 0.25, 5, 9, True, 0, 0, 0.125, 4096)
-    sequence = SequenceSight(
-        sequence_id="x-0-0",
+def observed(sequence_id: str = "x-0-0", *, counts: bytes) -> SequenceSight:
+    """A sequence of five prompt tokens and one pass."""
+    return SequenceSight(
+        sequence_id=sequence_id,
         is_running=False,
         num_prompt_tokens=5,
         num_cached_tokens=0,
         num_output_tokens=1,
         queued_s=0.5,
         submitted_s=7.0,
-        passes=[one_pass],
-        counts=np.array([[3, 0, 7], [5, 5, 0]], "<i8").tobytes(),
+        passes=[PassSight(0.5, 0.25, 5, 9, True, 0, 0, 0.125, 4096)],
+        counts=counts,
         drafts=[],
         output_token_ids=[],
     )
+
+
+async def test_forgotten_experts_are_said_to_be_missing(http, engine):
+    counts = np.array([[3, 0, 7], [5, 5, 0]], "<i8").tobytes()
+    sequences = [observed("x-0-0", counts=b""), observed("x-0-1", counts=counts)]
+    answer = await http.post("/v1/completions", json={"prompt": "abcde", "max_tokens": 1, "n": 2})
+    for shown, expected in ((sequences, [[3, 0, 7], [5, 5, 0]]), (sequences[:1] * 2, None)):
+        engine.sights = {0: RequestSight(layers=[1, 3], num_experts=3, sequences=shown)}
+        found = await story(http, answer.headers["x-request-id"])
+        assert (found["experts"] and found["experts"]["counts"]) == expected
+        assert "a part of its passes" in found["not_observed"]
+
+
+async def test_the_replica_that_computed_it_is_named(http, engine):
+    sequence = observed(counts=np.array([[3, 0, 7], [5, 5, 0]], "<i8").tobytes())
     engine.replica_statuses = [ReplicaStatus(engine.state, engine.snapshot, host=host) for host in ("a", "b")]
     nothing = RequestSight(layers=[1, 3], num_experts=3, sequences=[])
     engine.sights = {0: nothing, 1: msgspec.structs.replace(nothing, sequences=[sequence])}
@@ -250,6 +265,8 @@ async def test_the_replica_that_computed_it_is_named(http, engine):
     (seen,) = found["passes"]
     assert seen["start_s"] == pytest.approx(queued["start_s"] + 0.5)
     assert (seen["tokens"], seen["pass_tokens"], seen["is_prompt"]) == (5, 9, True)
+    engine.replica_statuses = engine.replica_statuses[:1]  # the second one has been removed since
+    assert (await story(http, answer.headers["x-request-id"]))["host"] is None
     engine.sights = {0: nothing}
     assert "not observed" in (await story(http, answer.headers["x-request-id"]))["not_observed"]
     engine.sights = {}
