@@ -24,6 +24,7 @@ class Script:
         self.layers = list(range(1, num_layers + 1))
         self.num_experts = num_experts
         self.top_k = top_k
+        self.model = "scripted"
         self.changes: dict[str, Any] = {}  # of the answer to /stats/experts
         self.num_tokens = len(PROMPT + ANSWER)  # of the text that are there
 
@@ -42,7 +43,7 @@ class Script:
         counted = {"tokens": len(PROMPT + ANSWER) - 2, "counts": self.counts()}
         rows = range(len(self.layers))
         seen = {
-            "model": "scripted",
+            "model": self.model,
             "layers": self.layers,
             "num_encoder_layers": 0,
             "num_experts": self.num_experts,
@@ -88,4 +89,4 @@ class Script:
         elif path.endswith("/tokens"):
             route.fulfill(json=self.tokens())
         else:
-            route.fulfill(json={"state": "done", "experts": {"counts": self.counts()}})
+            route.fulfill(json={"state": "done", "model": self.model, "experts": {"counts": self.counts()}})

@@ -296,6 +296,28 @@ def test_why_there_is_nothing_to_see(inspected, script):
     assert not view(page).get_by_text("Not counted").is_visible()
 
 
+def test_answers_of_another_model_are_left_out(inspected, script):
+    page = inspected()
+    conversation_note = view(page).locator(".experts-body > .hint")
+    expect(conversation_note).to_contain_text("8 tokens made")
+    heat_map(page).focus()
+    for key in ("Home", "PageDown", "End"):
+        page.keyboard.press(key)
+    expect(tooltip(page)).to_contain_text("Layer 3, expert 3")
+    script.model, script.layers, script.num_experts = "smaller", [1, 2], 3
+    expect(view(page).get_by_text("2 layers with 3 experts each.")).to_be_visible()
+    expect(conversation_note).to_contain_text("8 tokens made")  # since counting began
+    expect(tooltip(page)).to_have_count(0)
+    view(page).get_by_role("radio", name="This conversation").check()
+    expect(conversation_note).to_have_text("Answers of other models are left out: 1.")
+    send_and_wait(page, "And you?")
+    view(page).get_by_text("as a table").click()
+    expect(conversation_note).to_contain_text("Answers of other models are left out: 1.")
+    expect(conversation_note).to_contain_text("8 tokens made 32 choices")
+    assert table(page) == script.counts()
+    expect(page.locator(".inspect-problem")).to_be_empty()
+
+
 @pytest.mark.parametrize("options", [{"color_scheme": "dark"}, PHONE], ids=["dark", "phone"])
 def test_axe_finds_nothing(inspected, options):
     page = inspected(reduced_motion="reduce", **options)

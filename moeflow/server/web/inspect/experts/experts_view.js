@@ -74,7 +74,7 @@ export default class ExpertsView {
     setText(this.head, headOf(seen));
     if (this.body.hidden) return;
     this.samples.add(performance.now() / 1000, seen.total); // of all replicas
-    this.inConversation = await this.conversation.read(seen.top_k, signal);
+    this.inConversation = await this.conversation.read(seen, signal);
     this.show();
     await this.tokens.update(seen.layers, signal);
   }
@@ -123,6 +123,7 @@ export default class ExpertsView {
   }
 
   choose(cell) {
+    if (cell && !this.map.has(cell)) return; // of an answer of another model
     this.chosen = cell;
     this.map.mark({ chosen: cell });
     this.tokens.highlight(...(cell ?? []));

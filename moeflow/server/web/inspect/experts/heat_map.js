@@ -51,10 +51,18 @@ export class HeatMap {
   show(layers, numColumns, { describe, painter }) {
     const isNew = String(this.layers) !== String(layers) || this.numColumns !== numColumns;
     Object.assign(this, { layers, numColumns, describe, painter });
-    if (isNew) this.fit();
+    if (isNew) {
+      if (this.at && !this.has(this.at)) this.leave();
+      this.fit();
+    }
     this.plot.redraw();
     if (isNew) this.sidePlot.redraw();
     if (this.at && !this.tooltip.element.hidden) this.tell(...this.toldAt);
+  }
+
+  /** Whether there is such a cell. Tokens of another model may name others. */
+  has([row, column]) {
+    return row < this.layers.length && column < this.numColumns;
   }
 
   mark({ chosen = this.chosen, route = this.route, row = this.row }) {
@@ -105,7 +113,7 @@ export class HeatMap {
     for (let row = 0; row < this.layers.length; row += 1) {
       for (let column = 0; column < this.numColumns; column += 1) this.drawCell(pen, look, row, column, hasText);
     }
-    for (const cell of this.route) this.ring(pen, cell, [[3, ground], [1.5, text]]);
+    for (const cell of this.route.filter((it) => this.has(it))) this.ring(pen, cell, [[3, ground], [1.5, text]]);
     if (this.chosen) this.ring(pen, this.chosen, [[5, ground], [2.5, text]]);
     if (this.at) this.ring(pen, this.at, [[3, ground], [1.5, text]]);
   }
