@@ -375,6 +375,7 @@ for (const leaving of ["beforeunload", "pagehide"]) addEventListener(leaving, ()
 offerBottom(at("to-bottom"));
 showChat();
 showSettings();
+document.body.inert = false; // clicks before that would be lost
 if (hasKeyboard()) composer.focus();
 server.poll();
 await library.openAddressed(store.recover());

@@ -137,6 +137,7 @@ def open_page(browser, shared_context):
             page.on("pageerror", lambda error: visit.complaints.append(str(error)))
             page.on("request", lambda request: visit.requests.append(request.url))
             page.goto(url)
+            page.locator("body:not([inert])").wait_for(state="attached")  # its modules have run
             return page
 
         yield open_page
