@@ -69,7 +69,7 @@ class TraceRow:
     def recorded_since(self, start_ns: int) -> list[TraceSpan]:
         """Return the recorded spans that end later, in the order of their ends."""
         found: list[TraceSpan] = []
-        for span in reversed(self._recorded):
+        for span in reversed(list(self._recorded)):  # a lane may record meanwhile: a copy is made in one step
             if span.end_ns <= start_ns:
                 break
             found.append(span)

@@ -65,3 +65,16 @@ def test_what_ended_before_a_time_can_be_left_out_or_dropped():
     assert [span.start_ns for span in row.spans] == [20, 20], "its own, and that of its source"
     trace.switch(is_on=False)
     assert row.spans == []
+
+
+def test_a_lane_may_record_while_its_row_is_read():
+    row = Trace().row("link")
+
+    class End(int):
+        def __le__(self, other: int) -> bool:
+            row.record(Label("meanwhile"), 30, 40)
+            return int.__le__(self, other)
+
+    for end_ns in (10, 20):
+        row.record(Label("read"), 0, End(end_ns))
+    assert [span.end_ns for span in row.recorded_since(5)] == [10, 20]
