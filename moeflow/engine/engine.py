@@ -264,21 +264,21 @@ class Engine:
         started_s = self._clock()
         _note_begin(batch, started_s)
         if self._observer is not None:
-            self._observer.begin_pass()
+            self._tell(self._observer.begin_pass)
         try:
             result = self._runner.run(batch)
         except GroupError:  # a rank is gone, and with it a part of the model: nothing can be computed any more
             raise
         except Exception as error:  # whatever else a kernel may raise concerns this pass alone
             if self._observer is not None:
-                self._observer.drop_pass()
+                self._tell(self._observer.drop_pass)
             return self._fail(batch, error)
         elapsed_s = self._clock() - started_s
         if self._observer is not None:
-            self._observer.end_pass(batch, result.sampled, started_s, elapsed_s)
+            self._tell(self._observer.end_pass, batch, result.sampled, started_s, elapsed_s)
         outputs = self._complete(batch, result, elapsed_s)
         if self._observer is not None and not self._scheduler.has_work:
-            self._observer.rest()
+            self._tell(self._observer.rest)
         return outputs
 
     def look(self, question: Question) -> Sight:
@@ -286,6 +286,16 @@ class Engine:
         if self._observer is None:
             self._observer = observer.Observer(self._runner.observed())
         return self._observer.answer(question)
+
+    def _tell(self, note: Callable[..., None], *facts: object) -> None:
+        """Tell the observer something. An error in it ends the observation, and no request."""
+        try:
+            note(*facts)
+        except GroupError:
+            raise
+        except Exception:
+            logger.exception("passes are not observed until the next question about them")
+            self._end_observing()
 
     def _end_observing(self) -> None:
         if self._observer is not None:
@@ -408,7 +418,7 @@ class Engine:
             self._counters.prefix_hits += request.num_cached_tokens
         tree = self._drafted_tree(entry, verified.kept[: len(new)])
         if tree is not None and self._observer is not None:
-            self._observer.note_drafts(request, len(request.output_token_ids) - len(new), tree)
+            self._tell(self._observer.note_drafts, request, len(request.output_token_ids) - len(new), tree)
         stopped_by_user = reason is FinishReason.STOP and new[-1].token_id not in self.model.eos_token_ids
         output = TokenOutput(
             request_id=request.request_id,

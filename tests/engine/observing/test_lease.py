@@ -149,6 +149,28 @@ def test_counts_of_earlier_minutes_are_not_kept_unasked(config, clock):
         assert engine.look(ExpertQuestion()).last_minute.tokens == 30
 
 
+@pytest.mark.parametrize("method", ["begin_pass", "end_pass", "drop_pass", "rest"])
+def test_an_error_of_the_observer_ends_no_request(config, monkeypatch, caplog, method):
+    with closing(Engine.load(config)) as engine:
+        before = answers_of(engine, JOBS)
+        engine.look(Watch())
+
+        def fail(*facts):
+            raise ValueError("a bug")
+
+        if method == "drop_pass":
+            monkeypatch.setattr(engine._runner, "run", fail)
+        monkeypatch.setattr(observer.Observer, method, fail)
+        found = answers_of(engine, JOBS)
+        assert (found == before) == (method != "drop_pass")
+        assert "not observed" in caplog.text
+        monkeypatch.undo()
+        assert answers_of(engine, JOBS) == before
+        assert engine.look(ExpertQuestion()).total.tokens == 0
+        answers_of(engine, JOBS)
+        assert engine.look(ExpertQuestion()).total.tokens > 0
+
+
 def test_choices_outside_of_passes_are_not_taken(config):
     with closing(Engine.load(config)) as engine:
         engine.look(Watch())
