@@ -287,7 +287,7 @@ async def _answering(
             if rpc is not None:
                 await rpc.stop(0 if http.force_exit else http_server.FLUSH_S)
             await answering
-            await http.service.pulls.cancel()
+            await http.service.close()
             if jobs is not None:
                 await jobs.close()
 

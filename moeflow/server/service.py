@@ -84,6 +84,12 @@ class Service:
             known = self._speeds[model] = model_speed.ModelSpeed(model.plan, self._is_idle)
         return known
 
+    async def close(self) -> None:
+        """End the processes that work for the page: a pull, and advice."""
+        await self.pulls.cancel()
+        for known in self._speeds.values():
+            await known.advice.close()
+
     def _is_idle(self) -> bool:
         stats = self.models.stats()
         return not (stats.num_running or stats.num_waiting)

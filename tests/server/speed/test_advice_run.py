@@ -74,6 +74,19 @@ async def test_work_of_the_engine_ends_it_and_it_begins_again(make):
     assert set(psutil.Process().children()) <= before
 
 
+async def test_the_end_of_the_server_ends_it(make, plan, make_app):
+    service, before = make_app().state.service, set(psutil.Process().children())
+    model = service.models.only
+    model.plan = plan
+    known = service.speed_of(model)
+    known.advice = make("slow")
+    known.advice.ask()
+    while not set(psutil.Process().children()) - before:
+        await asyncio.sleep(0.01)
+    await service.close()
+    assert set(psutil.Process().children()) <= before
+
+
 @pytest.mark.parametrize(("name", "why"), [("too large", "it does not fit"), ("broken", "it could not be worked out")])
 async def test_a_failure_is_the_reason(make, name, why):
     run = make(name)
