@@ -91,7 +91,7 @@ def _line_of(record: logging.LogRecord) -> LogLine:
         logger=record.name,
         message=_cut(record.getMessage(), _MAX_MESSAGE),
         fields={name: _plain(value) for name, value in list(given.items())[:_MAX_FIELDS]},
-        exception=_CUT * (len(exception) > _MAX_EXCEPTION) + exception[-_MAX_EXCEPTION:],
+        exception=_CUT * (len(exception) > _MAX_EXCEPTION) + _encodable(exception[-_MAX_EXCEPTION:]),
     )
 
 
@@ -103,4 +103,9 @@ def _plain(value: Any) -> Any:
 
 
 def _cut(text: str, max_characters: int) -> str:
-    return text if len(text) <= max_characters else text[:max_characters] + _CUT
+    return _encodable(text if len(text) <= max_characters else text[:max_characters] + _CUT)
+
+
+def _encodable(text: str) -> str:
+    """Return a text with escapes for lone surrogates, such as those of file names that are not UTF-8."""
+    return text.encode(errors="backslashreplace").decode()

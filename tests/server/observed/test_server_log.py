@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
+import msgspec
 import pytest
 
 from moeflow.server import log_ring as log_ring_module
@@ -105,6 +106,29 @@ async def test_huge_lines_are_cut(http, ring):
     assert line["message"].endswith("…")
     assert line["exception"].endswith(" the end")
     assert {name: len(value) for name, value in line["fields"].items()} == {"error": 501, "prompt": 501}
+
+
+@pytest.mark.anyio
+async def test_a_key_gets_no_prompts_of_others(make_app, ring, tmp_path):
+    (tmp_path / "keys.toml").write_text("[alice]\nkey = 'a'\n[bob]\nkey = 'b'\n")
+    async with connect(make_app(api_keys_file=tmp_path / "keys.toml", log_prompts=True)) as http:
+        await http.post("/v1/completions", json={"prompt": "a secret"}, headers={"x-api-key": "a"})
+        for key, is_there in (("a", True), ("b", False)):
+            lines = (await http.get("/stats/log", headers={"x-api-key": key})).json()["lines"]
+            (line,) = [it for it in lines if it["message"] == "request" and it["fields"]["key"] == "alice"]
+            assert ("a secret" in str(lines)) == ("prompt" in line["fields"]) == is_there
+
+
+@pytest.mark.anyio
+async def test_names_that_are_not_utf8_are_escaped(http, ring):
+    name = b"model-\xff".decode(errors="surrogateescape")
+    try:
+        raise ValueError(name)
+    except ValueError:
+        logging.getLogger("moeflow.test").exception("no %s", name, extra={"fields": {"path": name}})
+    (line,) = (await http.get("/stats/log")).json()["lines"]
+    assert (line["message"], line["fields"]) == ("no model-\\udcff", {"path": "model-\\udcff"})
+    msgspec.msgpack.encode(ring.since(0))  # as fronts send it
 
 
 def test_a_line_that_cannot_be_written_harms_nothing(ring):
