@@ -53,5 +53,6 @@ class Stories:
     async def all(self) -> list[Story]:
         """Return the stories of running and of finished requests; the request that came last is the first."""
         elsewhere = await asyncio.gather(*(running() for running in self._elsewhere))
-        stories = [*self.running(), *self._finished]
-        return sorted(sum(elsewhere, stories), key=lambda story: story.started_at, reverse=True)
+        finished = {story.object_id for story in self._finished}  # some have ended since they were told of as running
+        running = [story for story in sum(elsewhere, self.running()) if story.object_id not in finished]
+        return sorted([*running, *self._finished], key=lambda story: story.started_at, reverse=True)

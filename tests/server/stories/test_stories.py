@@ -14,6 +14,7 @@ from moeflow.core.observation import PassSight, RequestQuestion, RequestSight, S
 from moeflow.engine.client import ReplicaStatus
 from moeflow.server.api.request_stories import StoriesResponse
 from moeflow.server.stories import stories
+from moeflow.server.stories.story import Story
 from tests.server.conftest import connect
 from tests.server.fake_client import NAME
 from tests.server.live_server import serve_in_thread
@@ -280,6 +281,22 @@ async def test_no_text_is_in_a_story(http):
     found = json.dumps([await listed(http), await story(http, answer.json()["id"])], ensure_ascii=False)
     assert secret not in found
     assert text not in found
+
+
+async def test_a_request_that_ends_while_another_process_is_asked_appears_once(app, http):
+    kept = app.state.service.stories
+    await http.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 1})
+    (done,) = await kept.all()
+
+    async def running() -> list[Story]:
+        told = [msgspec.structs.replace(done, object_id="cmpl-other", state="running")]
+        kept.keep(msgspec.structs.replace(done, object_id="cmpl-other"))  # before the answer of a slower process
+        return told
+
+    leave = kept.ask_also(running)
+    assert {(it.object_id, it.state) for it in await kept.all()} == {(done.object_id, "done"), ("cmpl-other", "done")}
+    assert len(kept._finished) == 2
+    leave()
 
 
 class TestWhoMaySee:
