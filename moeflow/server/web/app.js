@@ -44,6 +44,7 @@ const statuses = new ModelStatuses({ apiKey, isWaiting: () => models.names.lengt
 const chat = new Chat({
   ...{ log: at("conversation"), server, settings, store, apiKey, model, factsOf, onCopy: copy, onRetryWith: tryAgainWith },
   onWhy: (requestId) => inspector.show("requests", requestId),
+  onExperts: (requestId) => inspector.show("experts", { request: requestId }),
   statusOf: (name) => statuses.of(name),
   secondModel: () => second.name,
 });

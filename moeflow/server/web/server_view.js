@@ -54,6 +54,7 @@ export class ServerView {
     at("model-line").textContent = modelLine(model);
     at("welcome-text").textContent = welcomeText(model);
     drawExperts(at("expert-strip"), model);
+    document.documentElement.classList.toggle("is-dense", !model.num_experts);
     listFacts(at("model-facts"), modelFacts(model));
     at("drafts-field").hidden = model.speculators.length === 0;
   }

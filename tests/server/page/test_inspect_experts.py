@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 
 from moeflow.core.engine_messages import EngineStats
 from tests.packed import pack_beside
-from tests.server.page.parts import button, retry_button, send, send_and_wait, set_max_tokens
+from tests.server.page.parts import button, retry_button, send, send_and_wait, set_max_tokens, turns
 from tests.server.page.scripted_experts import ANSWER, PROMPT, Script
 from tests.server.server_process import Server
 from tests.tiny_mixtral import write_tiny_mixtral
@@ -294,6 +294,17 @@ def test_why_there_is_nothing_to_see(inspected, script):
     script.changes = {"layers": [], "num_experts": 0, "not_counted": "all choices: it has no experts"}
     expect(view(page).get_by_text("scripted has no experts")).to_be_visible()
     assert not view(page).get_by_text("Not counted").is_visible()
+
+
+def test_an_answer_leads_to_its_experts(app, serve, open_page, script):
+    page = open_page(serve(app))
+    script.play(page)
+    send_and_wait(page, "Why me?")
+    send_and_wait(page, "Why you?")
+    turns(page).first.get_by_role("button", name="Which experts?").click()
+    expect(view(page).get_by_role("heading", name="Tokens coloured by expert")).to_be_in_viewport()
+    expect(view(page).get_by_label("Answer").locator("option:checked")).to_have_text("1. Why me?")
+    expect(tokens(page)).to_have_count(len(PROMPT + ANSWER))
 
 
 def test_answers_of_another_model_are_left_out(inspected, script):

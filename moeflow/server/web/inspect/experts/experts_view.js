@@ -32,6 +32,7 @@ export default class ExpertsView {
     this.look = "tokens";
     this.chosen = null; // [row, expert]
     this.answer = null; // of /stats/experts
+    this.isToScroll = false; // to the tokens, once they are there
     this.samples = new Samples();
     this.conversation = new ConversationCounts(ask, chat);
     const onChoose = (...cell) => this.choose(cell);
@@ -77,6 +78,8 @@ export default class ExpertsView {
     this.inConversation = await this.conversation.read(seen, signal);
     this.show();
     await this.tokens.update(seen.layers, signal);
+    if (this.isToScroll) this.tokens.element.scrollIntoView();
+    this.isToScroll = false;
   }
 
   /** Begin anew, with another model. */
@@ -87,10 +90,10 @@ export default class ExpertsView {
     this.detail.hide();
   }
 
-  /** Show the tokens of a request, such as one of the API, by its id. */
+  /** Show the tokens of a request, such as one of the API, by its id. The next update brings them. */
   open({ request }) {
     this.tokens.open(request);
-    this.tokens.element.scrollIntoView();
+    this.isToScroll = true;
   }
 
   /** The name of the range that is shown. */
