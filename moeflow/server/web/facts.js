@@ -1,5 +1,6 @@
 // Writes what the server and the last answer tell in numbers: the model's facts and the live row.
 
+import { setText } from "./set_text.js";
 import { formatNumber, formatPercent, language, tr } from "./translate.js";
 
 export const NONE = "–";
@@ -68,21 +69,16 @@ export function kvText(stats) {
   return stats?.kv_blocks_total ? formatPercent(stats.kv_blocks_used / stats.kv_blocks_total) : NONE;
 }
 
-/** Fill a <dl> with facts. */
+/** Fill a <dl> with facts: [term, detail]. Only new texts are written, so that marked text stays marked. */
 export function listFacts(list, facts) {
-  list.replaceChildren(
-    ...facts.map(([term, detail]) => {
-      const row = document.createElement("div");
-      row.append(cell("dt", term), cell("dd", detail));
-      return row;
-    }),
-  );
+  if (list.children.length !== facts.length) list.replaceChildren(...facts.map(emptyRow));
+  facts.forEach((texts, i) => texts.forEach((text, j) => setText(list.children[i].children[j], String(text))));
 }
 
-function cell(tag, content) {
-  const element = document.createElement(tag);
-  element.textContent = content;
-  return element;
+function emptyRow() {
+  const row = document.createElement("div");
+  row.append(document.createElement("dt"), document.createElement("dd"));
+  return row;
 }
 
 /** Texts of the live row, by the end of their element's id. `answer` is the last one, or undefined. */

@@ -263,6 +263,19 @@ def test_experts_from_disk_are_told_of_only_where_there_are_some(inspected, engi
         expect(fact(page, term)).to_contain_text(text)
 
 
+def test_marked_text_stays_marked_while_numbers_come(inspected, script):
+    page = inspected()
+    expect(fact(page, "disk")).to_be_visible()
+    heat_map(page).focus()
+    page.keyboard.press("Enter")
+    detail = view(page).locator(".expert-detail")
+    for part in (detail.get_by_role("heading"), detail.locator("dd").first, fact(page, "disk")):
+        part.evaluate("it => getSelection().setBaseAndExtent(it.firstChild, 0, it.firstChild, it.firstChild.length)")
+        marked = part.inner_text()
+        page.wait_for_timeout(1500)  # longer than the period of the view
+        assert page.evaluate("getSelection().toString()") == marked
+
+
 def test_one_of_several_replicas(inspected, script):
     idle = {"tokens": 0, "counts": [[0] * 4 for _ in range(3)]}
     on_disk = {"residency": [[3] * 4 for _ in range(3)], "hits": None, "misses": None}

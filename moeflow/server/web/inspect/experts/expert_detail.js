@@ -1,6 +1,7 @@
 // One expert: its numbers, its share over time, and the tokens of the shown answer that chose it.
 
 import { listFacts, NONE } from "../../facts.js";
+import { setText } from "../../set_text.js";
 import { visible } from "../../token_tree_dot.js";
 import { formatNumber, tr } from "../../translate.js";
 import { make } from "../elements.js";
@@ -18,6 +19,7 @@ export class ExpertDetail {
     this.facts = make("dl", { className: "facts" });
     this.chart = new ShareChart();
     this.texts = make("ul", { className: "expert-tokens" });
+    this.shownTexts = "";
     this.textsHead = make("p", { className: "hint" });
     const close = make("button", { type: "button", className: "quiet", textContent: tr("Close") });
     close.addEventListener("click", onClose);
@@ -34,7 +36,7 @@ export class ExpertDetail {
   /** `texts` are [[text, count], …] of the shown answer; `points` as of Samples. */
   show({ seen, range, relative, row, expert, points, texts }) {
     this.element.hidden = false;
-    this.title.textContent = tr("Layer {layer}, expert {expert}", { layer: seen.layers[row], expert });
+    setText(this.title, tr("Layer {layer}, expert {expert}", { layer: seen.layers[row], expert }));
     const even = seen.top_k / seen.num_experts;
     const times = { ratio: ratio(relative[row]?.[expert] ?? 0), even: percent(even) };
     listFacts(this.facts, [
@@ -49,9 +51,10 @@ export class ExpertDetail {
   }
 
   showTexts(texts) {
-    this.textsHead.textContent = texts.length
-      ? tr("Tokens of the shown answer that chose it:")
-      : tr("No token of the shown answer chose it.");
+    const shown = JSON.stringify(texts);
+    if (shown === this.shownTexts) return; // whoever marks text keeps it
+    this.shownTexts = shown;
+    setText(this.textsHead, texts.length ? tr("Tokens of the shown answer that chose it:") : tr("No token of the shown answer chose it."));
     const items = texts.slice(0, MOST_TEXTS).map(([text, times]) => (times > 1 ? `${visible(text)} ×${times}` : visible(text)));
     const more = texts.length - MOST_TEXTS;
     if (more > 0) items.push(tr("and {count} more", { count: formatNumber(more) }));

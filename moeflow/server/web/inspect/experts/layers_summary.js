@@ -1,5 +1,6 @@
 // How evenly each layer uses its experts: entropy, the busiest expert, idle experts.
 
+import { setText } from "../../set_text.js";
 import { formatNumber, tr } from "../../translate.js";
 import { make } from "../elements.js";
 import { fillTable, scrolledTable } from "../tables.js";
@@ -21,7 +22,7 @@ export class LayersSummary {
   show(layers, counts, topK) {
     this.facts = counts.map(layerFacts);
     Object.assign(this, { layers, topK, numExperts: counts[0].length });
-    this.sentences.textContent = [this.evenness(), this.busiest(), this.idle()].join(" ");
+    setText(this.sentences, [this.evenness(), this.busiest(), this.idle()].join(" "));
     this.showRows();
   }
 

@@ -20,10 +20,11 @@ export class Comparison {
 
   /** `rows` is `predicted` of /stats/speed. */
   show(rows) {
-    const key = JSON.stringify(rows.map(({ measured, ...row }) => ({ ...row, measured: measured && { ...measured, age_s: 0 } })));
-    if (key === this.shown) return; // whoever marks text keeps it
-    this.shown = key;
-    this.body.replaceChildren(...rows.map(row));
+    const elements = rows.map(row);
+    const texts = elements.map(({ textContent }) => textContent).join("\n");
+    if (texts === this.shown) return; // whoever marks text keeps it
+    this.shown = texts;
+    this.body.replaceChildren(...elements);
   }
 }
 

@@ -25,7 +25,8 @@ export class MemoryBar {
       part.dataset.part = name;
       return part;
     });
-    this.list = make("dl", { className: "memory-list" });
+    this.sizes = PARTS.map(() => make("dd"));
+    this.list = make("dl", { className: "memory-list" }, ...PARTS.map(([name, , title], i) => item(name, title(), this.sizes[i])));
     this.element = make("div", {}, this.head, this.bar, this.list, this.note);
   }
 
@@ -38,7 +39,7 @@ export class MemoryBar {
     const sizes = PARTS.map(([, size]) => size(use));
     const total = sizes.reduce((sum, size) => sum + size, 0) || 1;
     this.parts.forEach((part, i) => setStyles(part, { "flex-grow": String(sizes[i] / total) }));
-    this.list.replaceChildren(...PARTS.map(([name, , title], i) => item(name, title(), sizes[i])));
+    this.sizes.forEach((element, i) => setText(element, formatBytes(sizes[i])));
   }
 }
 
@@ -59,8 +60,8 @@ function noteText(use) {
   return parts.join(" ");
 }
 
-function item(name, title, numBytes) {
+function item(name, title, size) {
   const sign = make("span", { className: "memory-sign", "aria-hidden": "true" });
   sign.dataset.part = name;
-  return make("div", {}, make("dt", {}, sign, title), make("dd", { textContent: formatBytes(numBytes) }));
+  return make("div", {}, make("dt", {}, sign, title), size);
 }

@@ -18,6 +18,7 @@ export class Roofline {
   constructor() {
     this.canvas = make("canvas", { className: "roofline", role: "img" });
     this.legend = make("ul", { className: "speed-legend" });
+    this.legendTexts = "";
     this.reason = make("p", { className: "hint" });
     this.element = make("div", {}, this.canvas, this.legend, this.reason);
     this.tooltip = new Tooltip();
@@ -37,7 +38,9 @@ export class Roofline {
     if (!isKnown) return;
     const marks = marksOf(seen);
     const items = [...marks, ...(seen.trail.length ? [TRAIL] : [])].map(({ shape, kind, name }) => legendItem(shape, kind, name()));
-    this.legend.replaceChildren(...items);
+    const texts = items.map(({ textContent }) => textContent).join();
+    if (texts !== this.legendTexts) this.legend.replaceChildren(...items); // else marked text stays
+    this.legendTexts = texts;
     this.canvas.setAttribute("aria-label", label(seen, marks));
     this.plot.redraw();
   }
