@@ -107,6 +107,13 @@ def test_a_job_from_its_file_to_its_answers(page, jobs, say, tmp_path):
     expect(row(shown, "wrong").first).to_contain_text("Line 2: the line is not valid JSON")
 
 
+def test_a_server_without_a_place_for_files_offers_no_jobs(page):
+    shown = view(page, "Jobs")
+    expect(page.get_by_text("This server keeps no files")).to_be_visible()
+    expect(shown.get_by_role("button", name="Start")).to_be_hidden()
+    expect(shown.get_by_text("There are no jobs yet.")).to_be_hidden()
+
+
 def test_a_running_job_is_measured_and_cancelled(page, jobs, say, engine, tmp_path):
     say("Yes, certainly.", until="Yes")
     shown = view(page, "Jobs")

@@ -9,7 +9,7 @@
 export const VIEWS = [
   { id: "experts", title: "Experts", load: () => import("./experts/experts_view.js") },
   { id: "timeline", title: "Time line", load: () => import("./timeline/timeline_view.js") },
-  { id: "speed", title: "Speed", load: () => import("./speed/speed_view.js") },
+  { id: "speed", title: "Speed & memory", load: () => import("./speed/speed_view.js") },
   { id: "requests", title: "Requests", load: () => import("./requests/requests_view.js") },
   { id: "jobs", title: "Jobs", load: () => import("./jobs/jobs_view.js") },
   { id: "models", title: "Models", load: () => import("./models/models_view.js") },

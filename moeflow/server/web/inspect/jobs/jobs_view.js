@@ -22,7 +22,9 @@ export default class JobsView {
     this.rows = new Rows((job) => new JobRow(job, context, this.outcome), tr("There are no jobs yet."));
     this.more = make("p", { className: "hint", hidden: true, textContent: tr("Older jobs are not shown.") });
     const form = new JobForm(context, () => this.look());
-    element.append(section(tr("New batch job"), form.element), section(tr("Batch jobs"), this.outcome.element, this.rows.element, this.more));
+    this.content = make("div", { hidden: true }); // until the server has answered: it may have no place for files
+    this.content.append(section(tr("New batch job"), form.element), section(tr("Batch jobs"), this.outcome.element, this.rows.element, this.more));
+    element.append(this.content);
   }
 
   /** Look now, whenever the last look was. */
@@ -38,6 +40,7 @@ export default class JobsView {
   async update(signal) {
     if (this.isResting && performance.now() - this.lookedAtMs < RESTING_MS) return;
     const { data, has_more } = await this.ask(`v1/batches?limit=${MAX_JOBS}`, { signal });
+    this.content.hidden = false;
     this.lookedAtMs = performance.now();
     this.isResting = data.every(({ status }) => ENDED.includes(status));
     this.rows.show(data, (job) => job.id);

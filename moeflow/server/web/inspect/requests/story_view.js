@@ -32,7 +32,9 @@ export class StoryView {
       experts: section(tr("Experts"), this.experts.element),
       drafts: section(tr("Drafts"), drafts),
     };
-    this.all = make("div", {}, section(tr("What took longest"), this.reasons), section(tr("Where the time went"), this.phases), this.note, ...Object.values(this.parts), section(tr("Numbers"), this.facts), this.json(copy));
+    const limits = make("button", { type: "button", className: "link", textContent: tr("What limits the speed now") });
+    limits.addEventListener("click", () => open("speed"));
+    this.all = make("div", {}, section(tr("What took longest"), this.reasons, limits), section(tr("Where the time went"), this.phases), this.note, ...Object.values(this.parts), section(tr("Numbers"), this.facts), this.json(copy));
     this.element = make("article", { className: "story" }, this.back, this.title, this.missing, this.all);
   }
 

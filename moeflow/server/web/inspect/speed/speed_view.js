@@ -28,7 +28,7 @@ export default class SpeedView {
     this.advice = new AdviceList(copy);
     const heading = (text) => make("h3", { textContent: text });
     element.append(
-      heading(tr("What binds now")), this.verdict.element, this.roofline.element, this.source, this.points.element,
+      heading(tr("What limits the speed now")), this.verdict.element, this.roofline.element, this.source, this.points.element,
       heading(tr("Memory")), this.memory.element,
       heading(tr("Plan and measurement")), this.comparison.element,
       heading(tr("What would help most")), this.advice.element,

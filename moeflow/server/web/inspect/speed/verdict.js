@@ -1,4 +1,4 @@
-// In sentences: what binds now, and why.
+// In sentences: what limits the speed now, and why.
 
 import { make } from "../elements.js";
 import { setText } from "../../set_text.js";
@@ -35,10 +35,10 @@ export function newest({ decode, prompts }) {
 
 export function bindingName(binds) {
   const names = {
-    memory: tr("Memory binds"),
-    compute: tr("Arithmetic binds"),
-    disk: tr("The disk binds"),
-    exchange: tr("Exchange between processes binds"),
+    memory: tr("Memory bandwidth is the limit"),
+    compute: tr("Arithmetic is the limit"),
+    disk: tr("The disk is the limit"),
+    exchange: tr("Exchange between processes is the limit"),
   };
   return names[binds];
 }
