@@ -14,10 +14,6 @@ const ENDPOINTS = {
   "/api/embeddings": textKey("Ollama embed"),
 };
 
-export const count = (value) => value.toLocaleString(language());
-
-export const percent = (share) => share.toLocaleString(language(), { style: "percent" });
-
 /** A duration: "12.3 s", "1.23 s", "45 ms", "0.3 ms". */
 export function seconds(value) {
   const isShort = value < 0.1;

@@ -1,11 +1,11 @@
 // The passes of a request over time: how long each took, and how long it waited for experts.
 
-import { textKey, tr } from "../../translate.js";
+import { formatNumber, textKey, tr } from "../../translate.js";
 import { drawAxes } from "../axes.js";
 import { colours, Plot } from "../canvas.js";
 import { make } from "../elements.js";
 import { Tooltip } from "../tooltip.js";
-import { count, seconds } from "./format.js";
+import { seconds } from "./format.js";
 
 const HATCH_PX = 4;
 const HEADS = [textKey("Pass"), textKey("Kind"), textKey("From"), textKey("Took"), textKey("Waited for experts"), textKey("Tokens"), textKey("Drafts right")];
@@ -33,14 +33,14 @@ export class PassesChart {
     this.passes = passes;
     const totalS = passes.reduce((sum, pass) => sum + pass.duration_s, 0);
     const stallS = passes.reduce((sum, pass) => sum + (pass.stall_s ?? 0), 0);
-    this.canvas.setAttribute("aria-label", tr("{count} passes took {time}; {stall} of it were waits for experts. Arrow keys go from pass to pass.", { count: count(passes.length), time: seconds(totalS), stall: seconds(stallS) }));
+    this.canvas.setAttribute("aria-label", tr("{count} passes took {time}; {stall} of it were waits for experts. Arrow keys go from pass to pass.", { count: formatNumber(passes.length), time: seconds(totalS), stall: seconds(stallS) }));
     this.plot.redraw();
     this.list();
   }
 
   list() {
     if (!this.details.open) return;
-    const lines = this.passes.map((pass, i) => [count(i + 1), kindName(pass), seconds(pass.start_s), seconds(pass.duration_s), seconds(pass.stall_s ?? 0), count(pass.tokens), draftsOf(pass)]);
+    const lines = this.passes.map((pass, i) => [formatNumber(i + 1), kindName(pass), seconds(pass.start_s), seconds(pass.duration_s), seconds(pass.stall_s ?? 0), formatNumber(pass.tokens), draftsOf(pass)]);
     this.rows.replaceChildren(...lines.map(([number, ...texts]) => make("tr", {}, make("th", { scope: "row", textContent: number }), ...texts.map((text) => make("td", { textContent: text })))));
   }
 
@@ -93,9 +93,9 @@ export class PassesChart {
     }
     const { left, top } = this.canvas.getBoundingClientRect();
     const lines = [
-      tr("Pass {number}: {kind}", { number: count(place + 1), kind: kindName(pass) }),
+      tr("Pass {number}: {kind}", { number: formatNumber(place + 1), kind: kindName(pass) }),
       tr("{time}, from {start} on", { time: seconds(pass.duration_s), start: seconds(pass.start_s) }),
-      tr("{own} of the {all} tokens in the pass", { own: count(pass.tokens), all: count(pass.pass_tokens) }),
+      tr("{own} of the {all} tokens in the pass", { own: formatNumber(pass.tokens), all: formatNumber(pass.pass_tokens) }),
       ...(pass.drafted_tokens ? [tr("Drafts right: {drafts}", { drafts: draftsOf(pass) })] : []),
       ...(pass.stall_s ? [tr("Waited {time} for experts", { time: seconds(pass.stall_s) })] : []),
     ];
@@ -109,7 +109,7 @@ export class PassesChart {
 
 const kindName = (pass) => (pass.is_prompt ? tr("prompt") : tr("answer"));
 
-const draftsOf = (pass) => (pass.drafted_tokens ? `${count(pass.accepted_tokens)} / ${count(pass.drafted_tokens)}` : "–");
+const draftsOf = (pass) => (pass.drafted_tokens ? `${formatNumber(pass.accepted_tokens)} / ${formatNumber(pass.drafted_tokens)}` : "–");
 
 function legend() {
   const entry = (kind, text) => make("li", {}, make("span", { className: "pass-mark", "data-kind": kind }), text);

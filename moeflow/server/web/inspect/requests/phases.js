@@ -1,9 +1,9 @@
 // Where the time of a request went: one bar, and the same as a table.
 
-import { textKey, tr } from "../../translate.js";
+import { formatPercent, textKey, tr } from "../../translate.js";
 import { setStyles } from "../canvas.js";
 import { make } from "../elements.js";
-import { percent, seconds } from "./format.js";
+import { seconds } from "./format.js";
 
 const NAMES = {
   received: textKey("Received and admitted"),
@@ -24,7 +24,7 @@ function nameOf({ name }) {
 /** `story` is a request's, of the server. */
 export function phasesElement({ phases, total_s: totalS }) {
   const share = (phase) => (totalS ? phase.duration_s / totalS : 0);
-  const label = phases.map((phase) => `${nameOf(phase)} ${percent(share(phase))}`).join(", ");
+  const label = phases.map((phase) => `${nameOf(phase)} ${formatPercent(share(phase))}`).join(", ");
   const bar = make("div", { className: "phase-bar", role: "img", "aria-label": label });
   for (const phase of phases) {
     const part = make("span", { title: `${nameOf(phase)}: ${seconds(phase.duration_s)}`, "data-phase": phase.name });
@@ -33,7 +33,7 @@ export function phasesElement({ phases, total_s: totalS }) {
   }
   const rows = phases.map((phase) => {
     const name = make("th", { scope: "row" }, make("span", { className: "phase-mark", "data-phase": phase.name }), nameOf(phase));
-    const texts = [seconds(phase.start_s), seconds(phase.duration_s), percent(share(phase))];
+    const texts = [seconds(phase.start_s), seconds(phase.duration_s), formatPercent(share(phase))];
     return make("tr", {}, name, ...texts.map((text) => make("td", { textContent: text })));
   });
   const head = make("thead", {}, make("tr", {}, ...HEADS.map((title) => make("th", { scope: "col", textContent: tr(title) }))));

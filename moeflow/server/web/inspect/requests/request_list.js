@@ -2,9 +2,9 @@
 
 import { NONE } from "../../facts.js";
 import { setText } from "../../set_text.js";
-import { textKey, tr } from "../../translate.js";
+import { formatNumber, textKey, tr } from "../../translate.js";
 import { make } from "../elements.js";
-import { clock, count, kindOf, seconds, speed, stateName } from "./format.js";
+import { clock, kindOf, seconds, speed, stateName } from "./format.js";
 
 const HEADS = [textKey("Request"), textKey("Kind"), textKey("State"), textKey("Came at"), textKey("Tokens"), textKey("First token"), textKey("Tokens/s"), textKey("Total")];
 const STATES = ["running", "done", "stopped", "failed"];
@@ -63,7 +63,7 @@ export class RequestList {
 
   row(old, story) {
     const row = old ?? this.newRow(story.id);
-    const texts = [kindOf(story), stateName(story.state), clock(story.started_at), `${count(story.prompt_tokens)} + ${count(story.completion_tokens)}`, orNone(story.first_token_s, seconds), orNone(story.tokens_per_s, speed), seconds(story.total_s)];
+    const texts = [kindOf(story), stateName(story.state), clock(story.started_at), `${formatNumber(story.prompt_tokens)} + ${formatNumber(story.completion_tokens)}`, orNone(story.first_token_s, seconds), orNone(story.tokens_per_s, speed), seconds(story.total_s)];
     texts.forEach((text, i) => setText(row.cells[i + 1], text));
     row.dataset.state = story.state;
     return row;

@@ -4,9 +4,10 @@ import { listFacts, NONE } from "../../facts.js";
 import { saveText } from "../../save_file.js";
 import { setText } from "../../set_text.js";
 import { TokenTreesView } from "../../token_trees.js";
-import { tr } from "../../translate.js";
+import { formatNumber, formatPercent, tr } from "../../translate.js";
+import { formatBytes } from "../bytes.js";
 import { make } from "../elements.js";
-import { clock, count, kindOf, percent, seconds, speed, stateName } from "./format.js";
+import { clock, kindOf, seconds, speed, stateName } from "./format.js";
 import { PassesChart } from "./passes_chart.js";
 import { phasesElement } from "./phases.js";
 import { TouchedExperts } from "./touched_experts.js";
@@ -97,20 +98,20 @@ function section(title, ...content) {
 function factsOf(story) {
   const cached = story.prompt_tokens ? story.cached_tokens / story.prompt_tokens : 0;
   const hasDrafts = story.drafted_tokens && !story.token_trees; // else they have a section of their own
-  const drafted = hasDrafts ? [[tr("Drafts right"), tr("{accepted} of {drafted}", { accepted: count(story.accepted_tokens), drafted: count(story.drafted_tokens) })]] : [];
-  const gap = story.slowest_gap_s === null ? NONE : tr("{time}, after token {number}", { time: seconds(story.slowest_gap_s), number: count(story.slowest_gap_at) });
+  const drafted = hasDrafts ? [[tr("Drafts right"), tr("{accepted} of {drafted}", { accepted: formatNumber(story.accepted_tokens), drafted: formatNumber(story.drafted_tokens) })]] : [];
+  const gap = story.slowest_gap_s === null ? NONE : tr("{time}, after token {number}", { time: seconds(story.slowest_gap_s), number: formatNumber(story.slowest_gap_at) });
   return [
     ...(story.error ? [[tr("Error"), story.error]] : []),
     [tr("Came at"), clock(story.started_at)],
-    [tr("Prompt"), tr("{count} tokens, {cached} of them cached ({share})", { count: count(story.prompt_tokens), cached: count(story.cached_tokens), share: percent(cached) })],
-    [tr("Answer"), tr("{count} tokens", { count: count(story.completion_tokens) })],
-    ...(story.sequences > 1 ? [[tr("Sequences"), count(story.sequences)]] : []),
+    [tr("Prompt"), tr("{count} tokens, {cached} of them cached ({share})", { count: formatNumber(story.prompt_tokens), cached: formatNumber(story.cached_tokens), share: formatPercent(cached) })],
+    [tr("Answer"), tr("{count} tokens", { count: formatNumber(story.completion_tokens) })],
+    ...(story.sequences > 1 ? [[tr("Sequences"), formatNumber(story.sequences)]] : []),
     [tr("First token after"), story.first_token_s === null ? NONE : seconds(story.first_token_s)],
     [tr("Tokens/s"), story.tokens_per_s === null ? NONE : speed(story.tokens_per_s)],
     [tr("Slowest gap between tokens"), gap],
     ...drafted,
-    [tr("Sequences ahead of it"), count(story.sequences_ahead)],
-    ...(!story.read_bytes ? [] : [[tr("Read from disk"), tr("{count} MB", { count: count(Math.round(story.read_bytes / 1e6)) })]]),
+    [tr("Sequences ahead of it"), formatNumber(story.sequences_ahead)],
+    ...(!story.read_bytes ? [] : [[tr("Read from disk"), formatBytes(story.read_bytes)]]),
     ...(!story.stall_s ? [] : [[tr("Waited for experts"), seconds(story.stall_s)]]),
     ...(story.host ? [[tr("Machine"), story.host]] : []),
     [tr("Model"), story.model],

@@ -1,9 +1,8 @@
 // The experts that a request touched: a small map of layers by experts, and those with the most tokens.
 
-import { textKey, tr } from "../../translate.js";
+import { formatNumber, formatPercent, textKey, tr } from "../../translate.js";
 import { colours, Plot, setStyles } from "../canvas.js";
 import { make } from "../elements.js";
-import { count, percent } from "./format.js";
 
 const NUM_TOP = 5;
 const ROW_PX = 6;
@@ -28,12 +27,12 @@ export class TouchedExperts {
     this.counts = counts;
     const cells = counts.flatMap((row, i) => row.map((tokens, expert) => ({ layer: layers[i], expert, tokens, share: (topK * tokens) / (sum(row) || 1) })));
     const touched = cells.filter(({ tokens }) => tokens).length;
-    const text = tr("It touched {touched} of {all} experts of {layers} layers.", { touched: count(touched), all: count(layers.length * numExperts), layers: count(layers.length) });
+    const text = tr("It touched {touched} of {all} experts of {layers} layers.", { touched: formatNumber(touched), all: formatNumber(layers.length * numExperts), layers: formatNumber(layers.length) });
     this.line.textContent = text;
     this.canvas.setAttribute("aria-label", text);
     setStyles(this.canvas, { height: `${Math.max(MIN_HEIGHT_PX, ROW_PX * layers.length)}px` });
     const top = cells.toSorted((a, b) => b.tokens - a.tokens).slice(0, NUM_TOP);
-    this.rows.replaceChildren(...top.map(({ layer, expert, tokens, share }) => make("tr", {}, ...[count(layer), count(expert), count(tokens), percent(share)].map((cell) => make("td", { textContent: cell })))));
+    this.rows.replaceChildren(...top.map(({ layer, expert, tokens, share }) => make("tr", {}, ...[formatNumber(layer), formatNumber(expert), formatNumber(tokens), formatPercent(share)].map((cell) => make("td", { textContent: cell })))));
     this.plot.redraw();
   }
 

@@ -2,9 +2,9 @@
 
 import { make } from "../elements.js";
 import { fillTable, scrolledTable } from "../tables.js";
-import { tr } from "../../translate.js";
+import { formatPercent, tr } from "../../translate.js";
 import { marksOf } from "./roofline.js";
-import { decimal, digits, percent, seconds } from "./units.js";
+import { decimal, digits, seconds } from "./units.js";
 
 export class PointTable {
   constructor() {
@@ -30,6 +30,6 @@ function rowOf(mark, now) {
     decimal(mark.flopsPerS, "FLOP/s"),
     decimal(mark.flopsPerS / mark.intensity, "B/s"),
     mark.isMeasured ? seconds(now[mark.kind].pass_s) : "–",
-    mark.share === null ? "–" : percent(mark.share),
+    mark.share === null ? "–" : formatPercent(mark.share),
   ];
 }

@@ -5,9 +5,9 @@ import { stroke } from "../axes.js";
 import { make } from "../elements.js";
 import { Tooltip } from "../tooltip.js";
 import { setText } from "../../set_text.js";
-import { tr } from "../../translate.js";
+import { formatPercent, tr } from "../../translate.js";
 import { FONT, drawLogAxes } from "./log_axes.js";
-import { ago, decimal, digits, percent } from "./units.js";
+import { ago, decimal, digits } from "./units.js";
 
 const NEAR_PX = 18; // the pointer reaches a mark from so far
 const MARK_PX = 5;
@@ -114,7 +114,7 @@ function rateLines(intensity, flopsPerS, roofs) {
   const share = flopsPerS / roofAt(intensity, roofs);
   return [
     tr("{rate} at {intensity} FLOP per byte", { rate: decimal(flopsPerS, "FLOP/s"), intensity: digits(intensity) }),
-    tr("{share} of the roof", { share: percent(share) }),
+    tr("{share} of the roof", { share: formatPercent(share) }),
   ];
 }
 

@@ -16,8 +16,6 @@ export function decimal(value, unit) {
   return `${digits(value / factor)} ${prefix}${unit}`;
 }
 
-export const percent = (share) => share.toLocaleString(language(), { style: "percent", maximumFractionDigits: 0 });
-
 /** A deviation: "+4%". */
 export function signedPercent(percents) {
   return (percents / 100).toLocaleString(language(), { style: "percent", maximumFractionDigits: 0, signDisplay: "exceptZero" });

@@ -2,8 +2,8 @@
 
 import { make } from "../elements.js";
 import { setText } from "../../set_text.js";
-import { tr } from "../../translate.js";
-import { ago, decimal, digits, percent, seconds } from "./units.js";
+import { formatPercent, tr } from "../../translate.js";
+import { ago, decimal, digits, seconds } from "./units.js";
 
 const STALE_S = 10;
 const MANY = 0.1; // of the processor, from which on other programs are worth a word
@@ -85,7 +85,7 @@ function roofText(point, isDecoding, roofs) {
 function moreText(point, { other_programs: others }, roofs) {
   const parts = [];
   if (point.share_of_roof !== null) {
-    const share = percent(point.share_of_roof);
+    const share = formatPercent(point.share_of_roof);
     parts.push(
       point.share_of_roof > 1
         ? tr("That is {share} of the roof: the machine was measured slower than it is now.", { share })
@@ -94,7 +94,7 @@ function moreText(point, { other_programs: others }, roofs) {
   } else if (roofs?.unknown) {
     parts.push(tr("Roofs are not known: {reason}", { reason: roofs.unknown }));
   }
-  if (others > MANY) parts.push(tr("Other programs have {share} of the processor, which slows passes.", { share: percent(others) }));
+  if (others > MANY) parts.push(tr("Other programs have {share} of the processor, which slows passes.", { share: formatPercent(others) }));
   if (point.distinct_experts !== null) {
     parts.push(tr("A pass uses {count} experts of a layer, as counted.", { count: digits(point.distinct_experts) }));
   } else if (point.expected_experts !== null) {
