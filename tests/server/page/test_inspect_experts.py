@@ -309,6 +309,19 @@ def test_why_there_is_nothing_to_see(inspected, script):
     assert not view(page).get_by_text("Not counted").is_visible()
 
 
+def test_a_system_prompt_is_no_part_of_the_template(app, serve, open_page, script):
+    page = open_page(serve(app))
+    script.play(page)
+    button(page, "Settings").click()
+    page.get_by_label("System prompt", exact=True).fill(PROMPT[0])
+    button(page, "Done").click()
+    send_and_wait(page, "Why me?")
+    button(page, "Inspect").click()
+    expect(tokens(page)).to_have_count(len(PROMPT + ANSWER))
+    is_template = "all => all.map((it) => it.classList.contains('is-template'))"
+    assert tokens(page).evaluate_all(is_template) == [it == "<|assistant|>" for it in PROMPT + ANSWER]
+
+
 def test_an_answer_leads_to_its_experts(app, serve, open_page, script):
     page = open_page(serve(app))
     script.play(page)

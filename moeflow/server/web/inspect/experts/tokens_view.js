@@ -116,7 +116,10 @@ export class TokensView {
   /** The texts that the prompt was made of; null: not known here. */
   messages() {
     const turn = this.turnOf(this.requestId);
-    return turn ? requestMessages(this.chat.turns, turn.prompt, this.chat.settings.systemPrompt).map(({ content }) => content) : null;
+    if (!turn) return null;
+    const { turns, settings, conversation } = this.chat;
+    const { system } = settings.valuesFor(turn.answer, conversation);
+    return requestMessages(turns, turn.prompt, system).map(({ content }) => content);
   }
 
   showLayer(row) {
