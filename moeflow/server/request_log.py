@@ -33,6 +33,7 @@ _PROBES = frozenset(("/health", "/ready", "/version", "/api/version", "/metrics"
 _POLLED = frozenset(("/v1/batches",))  # of the API: the page reads it again and again
 _ID_HEADERS = (b"x-request-id", b"request-id")  # as OpenAI's clients read it, and Anthropic's
 _LEFT_OUT_HEADER = b"x-moeflow-left-out"
+_OWN_ID = re.compile(r"req_[0-9a-f]{32}")
 _KEY = "moeflow.request_record"  # in the scope
 
 
@@ -223,6 +224,11 @@ def client_of(request: HTTPConnection) -> str:
     if account is not None:
         return f"key {account.name}"
     return request.client.host if request.client else ""
+
+
+def is_secret(request_id: str) -> bool:
+    """Return whether nobody can guess an id: clients may choose others."""
+    return _OWN_ID.fullmatch(request_id) is not None
 
 
 def new_request_id() -> str:

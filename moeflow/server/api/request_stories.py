@@ -12,7 +12,7 @@ from moeflow.server.api.schema.token_trees import DraftedPassObject
 from moeflow.server.errors import ApiError
 from moeflow.server.served_model import ServedModel
 from moeflow.server.service import Service, get_service
-from moeflow.server.stories.access import listed, visible
+from moeflow.server.stories.access import listed, named
 from moeflow.server.stories.phases import Phase
 from moeflow.server.stories.reasons import Reason, slow_because
 from moeflow.server.stories.seen import Experts, Pass, Seen, seen_of
@@ -105,8 +105,8 @@ def _model_of(service: Service, story: Story) -> ServedModel | None:
 
 async def _find(service: Service, request: Request, request_id: str) -> Story:
     """Return the newest story with this id. Raises: ApiError 404."""
-    for story in visible(service, request, await service.stories.all()):
-        if story.is_named(request_id):
-            return story
+    story = named(service, request, await service.stories.all(), request_id)
+    if story is not None:
+        return story
     message = f"None of the running requests and the last {MAX_STORIES} others that you may see has this id"
     raise ApiError(404, "request_not_found", message)

@@ -331,6 +331,14 @@ class TestWhoMaySee:
             assert (await story(http, answer.headers["x-request-id"]))["object_id"] == answer.json()["id"]
             assert (await http.get("/stats/requests/")).status_code == 404
 
+    async def test_where_others_can_ask_an_id_that_can_be_guessed_opens_nothing(self, make_app):
+        for host, status in (("127.0.0.1", 200), ("0.0.0.0", 404)):
+            async with connect(make_app(host=host)) as http:
+                headers = {"x-request-id": "1"}
+                answer = await http.post("/v1/completions", json={"prompt": "Hi"}, headers=headers)
+                assert (await http.get("/stats/requests/1")).status_code == status
+                assert (await http.get(f"/stats/requests/{answer.json()['id']}")).status_code == 200
+
     @pytest.mark.parametrize("site", ["cross-site", "same-site", "same-origin"])
     async def test_a_page_of_an_allowed_origin_gets_no_ids(self, make_app, site):
         async with connect(make_app(cors_origins=("https://elsewhere.example",))) as http:
