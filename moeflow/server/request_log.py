@@ -227,7 +227,7 @@ def client_of(request: HTTPConnection) -> str:
 
 
 def is_secret(request_id: str) -> bool:
-    """Return whether nobody can guess an id: clients may choose others."""
+    """Return whether an id is random, as the server makes them. Clients may choose others."""
     return _OWN_ID.fullmatch(request_id) is not None
 
 

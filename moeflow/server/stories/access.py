@@ -1,8 +1,8 @@
 """Who may see which stories.
 
 With API keys: those of the own key, and those of batch jobs, whose files each key can read. Without keys: any, by an
-id that only its client knows. All ids are for programs and the page on a server for this machine alone; others get a
-list without ids, and name a request by an id that the server made.
+id that only its client knows. On a server for this machine alone, programs and the page see all ids. Others get a list
+without ids. They name a request by an id that the server made.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def visible(service: Service, request: Request, stories: list[Story]) -> list[St
 
 
 def named(service: Service, request: Request, stories: list[Story], name: str) -> Story | None:
-    """Return the newest of the visible stories with this id; None: there is none, or the id can be guessed."""
+    """Return the newest of the visible stories with this id; None: there is none, or the id is no secret."""
     found = next((story for story in visible(service, request, stories) if story.is_named(name)), None)
     if found is None or may_see_ids(service, request) or name == found.object_id or is_secret(name):
         return found
