@@ -44,6 +44,7 @@ def timeline_page(llm, serve, open_page):
         button(page, "Inspect").click()
         page.get_by_role("tab", name="Time line").click()
         expect(view(page)).to_contain_text("Recording has begun")
+        expect(view(page).get_by_role("heading", name="Sums")).to_be_hidden()
         button(page, "Close").last.click()
         send_and_wait(page, "Why me?")
         button(page, "Inspect").click()

@@ -43,9 +43,8 @@ export default class TimelineView {
     this.hint.textContent = tr("Drag to move. Zoom with two fingers, with Control and the wheel, or with + and -. Arrow keys go from span to span, Enter zooms to one, 0 shows all.");
     this.more = make("details", {}, make("summary", { textContent: tr("Spans as a table") }), this.spans.box);
     this.more.addEventListener("toggle", () => this.listSpans());
-    element.append(
-      make("div", { className: "timeline-controls" }, this.live, this.numberChoice(), ...this.zoomButtons(), this.exportButton()),
-      this.note,
+    this.content = make("div", { hidden: true }); // until there are passes
+    this.content.append(
       this.chart.canvas,
       legend(),
       this.hint,
@@ -54,6 +53,8 @@ export default class TimelineView {
       this.sums.box,
       this.more,
     );
+    const controls = [this.live, this.numberChoice(), ...this.zoomButtons(), this.exportButton()];
+    element.append(make("div", { className: "timeline-controls" }, ...controls), this.note, this.content);
   }
 
   button(text, action, className = "quiet", properties = {}) {
@@ -104,7 +105,7 @@ export default class TimelineView {
     if (!isNew) return;
     this.received = received;
     this.trace = readTrace(note ? EMPTY : received);
-    this.exporter.disabled = Boolean(note);
+    this.exporter.disabled = this.content.hidden = Boolean(note);
     this.chart.show(this.trace);
     this.facts.replaceChildren(...factsOf(this.trace).map((text) => make("p", { textContent: text })));
     fillTable(this.sums.table, [tr("Lane"), tr("Worked"), tr("Waited"), tr("Share of the time")], sumsOf(this.trace));
