@@ -160,6 +160,21 @@ def test_without_a_key_the_reason_stands_in_the_place_of_buttons(page):
     expect(shown.get_by_role("button")).to_have_count(0)
 
 
+def test_the_focus_stays_in_the_inspector_and_returns(page):
+    page.set_viewport_size({"width": 1400, "height": 800})
+    button(page, "Inspect").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("tab", name="Experts")).to_be_focused()
+    page.keyboard.press("ArrowRight")
+    page.set_viewport_size({"width": 700, "height": 800})  # as zoom does
+    expect(page.locator("#inspector:modal")).to_be_visible()
+    expect(page.get_by_role("tab", name="Time line")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(button(page, "Inspect")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("tab", name="Time line")).to_be_focused()  # the view that was open
+
+
 def test_what_only_a_key_may_read_is_explained(make_app, serve, open_page, listener):
     page = open_page(serve(make_app(root_path="/llm")))  # there is a proxy, so not only this machine may ask
     shown = view(page, "Models")

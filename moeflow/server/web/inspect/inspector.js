@@ -108,14 +108,16 @@ export class Inspector {
     }
   }
 
-  /** Stand as the width of the window wants it. */
+  /** Stand as the width of the window wants it. The focus stays where it is in the panel, or comes to the tab. */
   place({ opens = this.panel.open } = {}) {
+    const held = this.panel.contains(document.activeElement) ? document.activeElement : null;
     if (this.panel.open) {
       this.isMoving = true;
       this.panel.close();
     }
     if (opens && this.wide.matches) this.panel.show();
     else if (opens) this.panel.showModal();
+    if (opens) (held ?? document.getElementById(`inspect-tab-${this.current}`)).focus();
     this.sayIfOpen();
   }
 
@@ -126,6 +128,7 @@ export class Inspector {
     }
     this.looking?.abort();
     this.shown.get(this.current)?.view.hide?.();
+    if (document.activeElement === document.body) this.opener.focus(); // it has moved since it was opened
     this.sayIfOpen();
     this.address();
   }
