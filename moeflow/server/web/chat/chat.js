@@ -20,8 +20,8 @@ const SAVE_MS = 5000; // how often a running answer is saved
 export class Chat extends EventTarget {
   /** `log` is the element that holds the turns; `apiKey()` gives the key to send, `model()` the name to ask for,
    *  `factsOf(name)` what is known of a model, `statusOf(name)` its state where the server has several, and
-   *  `secondModel()` the name of one to ask too, or null; `onCopy(text, button)` copies, `onRetryWith(turn)` lets the
-   *  user choose other settings, `onWhy(requestId)` shows where the time of a request went, and `onExperts(requestId)` the
+   *  `secondModel()` the name of one to ask too, or null. `onCopy(text, button)` copies, `onRetryWith(turn)` lets the
+   *  user choose other settings. `onWhy(requestId)` shows where the time of a request went, and `onExperts(requestId)` the
    *  experts of its tokens. */
   constructor({ log, server, settings, store, apiKey, model, factsOf, statusOf, secondModel, onCopy, onRetryWith, onWhy, onExperts }) {
     super();

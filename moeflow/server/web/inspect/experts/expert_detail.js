@@ -52,7 +52,7 @@ export class ExpertDetail {
 
   showTexts(texts) {
     const shown = JSON.stringify(texts);
-    if (shown === this.shownTexts) return; // whoever marks text keeps it
+    if (shown === this.shownTexts) return; // marked text stays marked
     this.shownTexts = shown;
     setText(this.textsHead, texts.length ? tr("Tokens of the shown answer that chose it:") : tr("No token of the shown answer chose it."));
     const items = texts.slice(0, MOST_TEXTS).map(([text, times]) => (times > 1 ? `${visible(text)} ×${times}` : visible(text)));

@@ -22,7 +22,7 @@ export class Comparison {
   show(rows) {
     const elements = rows.map(row);
     const texts = elements.map(({ textContent }) => textContent).join("\n");
-    if (texts === this.shown) return; // whoever marks text keeps it
+    if (texts === this.shown) return; // marked text stays marked
     this.shown = texts;
     this.body.replaceChildren(...elements);
   }
