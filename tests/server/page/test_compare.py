@@ -52,6 +52,12 @@ def test_an_answer_is_tried_with_other_settings(page, say, engine, asked, tmp_pa
     assert asked()[1].startswith("<|system|>Be brief.<|user|>")
     assert asked()[2].startswith("<|system|>Be brief.<|user|>")
 
+    chosen = page.get_by_text("The next message follows this answer.")
+    expect(attempts(page).last.locator(chosen)).to_be_visible()
+    expect(attempts(page).last.get_by_role("button", name="Use this answer")).to_be_hidden()
+    button(page, "Inspect").click()  # its styles do not reach here
+    expect(attempts(page).last.locator(".use-answer")).to_have_css("border-top-width", "0px")
+    page.get_by_role("dialog", name="Inspector").get_by_role("button", name="Close").click()
     attempts(page).first.get_by_role("button", name="Use this answer").click()
     expect(attempts(page)).to_have_count(0)
     expect(answer(page)).to_have_text("First.")

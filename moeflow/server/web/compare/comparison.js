@@ -40,12 +40,12 @@ class Attempt {
     const { content } = document.getElementById("attempt-template");
     this.element = content.firstElementChild.cloneNode(true);
     const part = (selector) => this.element.querySelector(selector);
-    [this.title, this.line, this.button, this.chosen] = ["h3", ".asked", ".choice button", ".chosen"].map(part);
+    [this.title, this.line, this.button, this.chosen] = ["h3", ".asked", ".use-answer button", ".chosen"].map(part);
     const template = document.getElementById("turn-template").content.querySelector(".answer");
     const element = template.cloneNode(true);
     element.querySelector("h2").remove(); // the title of the column stands for it
     this.view = new AnswerView(element, actions);
-    part(".choice").before(this.view.element);
+    part(".use-answer").before(this.view.element);
     this.button.addEventListener("click", () => actions.onUse(answer));
   }
 
@@ -54,6 +54,7 @@ class Attempt {
     this.element.setAttribute("aria-label", name);
     this.element.classList.toggle("is-chosen", isChosen);
     this.chosen.hidden = !isChosen;
+    this.isChosen = isChosen;
     this.number = name;
     this.update(waitingFor);
   }
@@ -61,7 +62,7 @@ class Attempt {
   update(waitingFor) {
     setText(this.title, this.answer.asked?.model || this.number);
     setText(this.line, askedLine(this.answer.asked));
-    this.button.hidden = this.answer.state === "running";
+    this.button.hidden = this.isChosen || this.answer.state === "running";
     this.view.show(this.answer, waitingFor);
   }
 }
