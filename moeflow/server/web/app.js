@@ -56,7 +56,10 @@ const head = new HeadView(at("conversation-head"), settings.presets, () => chat.
   },
   onKeep: () => chat.save(),
 });
-const presetChoice = new PresetChoice(at("preset"), settings.presets, usePreset);
+const presetChoice = new PresetChoice(at("preset"), settings.presets, (id) => {
+  settings.keep();
+  usePreset(id);
+});
 let presetManager = null; // until the settings are opened
 const meter = new ContextMeter(new MeterView(at("context-meter"), at("context-warning")), {
   ...{ chat, apiKey, draft: () => composer.draft, isOneOfSeveral: () => models.names.length > 1 },
@@ -243,7 +246,7 @@ function usePreset(id) {
 async function loadPresetManager() {
   if (presetManager) return;
   const { PresetManager } = await import("./presets/preset_manager.js");
-  presetManager ??= new PresetManager(at("preset-manager"), settings.presets, { current: () => settings.preset, choose: usePreset, announce });
+  presetManager ??= new PresetManager(at("preset-manager"), settings.presets, { current: () => settings.preset, choose: usePreset, takeDraft: () => settings.takeDraft(), announce });
   presetManager.show();
 }
 
@@ -291,6 +294,7 @@ async function useKey() {
 async function clearAll() {
   if (!confirm(tr("Clear all conversations, the settings and the API key from this browser?"))) return;
   await library.clear();
+  settings.takeDraft();
   settings.presets.reset();
   prompts.list.reset();
   theme.reset();

@@ -24,7 +24,6 @@ export const LANGUAGES = {
       "API key": "API-Schlüssel",
       "Above 1, tokens that were used become less likely.": "Über 1 werden bereits verwendete Tokens unwahrscheinlicher.",
       "Active per token": "Aktiv pro Token",
-      "All conversations with this preset use the settings below.": "Alle Unterhaltungen mit diesem Preset verwenden die Einstellungen unten.",
       "All free memory would hold {more} tokens (--kv-cache).": "Der gesamte freie Speicher könnte {more} Tokens fassen (--kv-cache).",
       "All replicas, places of the first": "Alle Replikate, Orte des ersten",
       "All requests": "Alle Anfragen",
@@ -832,6 +831,7 @@ export const LANGUAGES = {
       "{used} of {all}": "{used} von {all}",
       "{used} of {limit} tokens": "{used} von {limit} Tokens",
       "{used} used, {free} free on the disk": "{used} belegt, {free} frei auf der Platte",
+      "“Done” keeps the settings below for all conversations with this preset.": "„Fertig“ übernimmt die Einstellungen unten für alle Unterhaltungen mit diesem Preset.",
     },
   },
   fr: {
@@ -857,7 +857,6 @@ export const LANGUAGES = {
       "API key": "Clé API",
       "Above 1, tokens that were used become less likely.": "Au-dessus de 1, les tokens déjà utilisés deviennent moins probables.",
       "Active per token": "Actifs par token",
-      "All conversations with this preset use the settings below.": "Toutes les conversations avec ce préréglage utilisent les réglages ci-dessous.",
       "All free memory would hold {more} tokens (--kv-cache).": "Toute la mémoire libre contiendrait {more} tokens (--kv-cache).",
       "All replicas, places of the first": "Tous les réplicas, emplacements du premier",
       "All requests": "Toutes les requêtes",
@@ -1665,6 +1664,7 @@ export const LANGUAGES = {
       "{used} of {all}": "{used} sur {all}",
       "{used} of {limit} tokens": "{used} sur {limit} tokens",
       "{used} used, {free} free on the disk": "{used} utilisés, {free} libres sur le disque",
+      "“Done” keeps the settings below for all conversations with this preset.": "« Terminé » enregistre les réglages ci-dessous pour toutes les conversations avec ce préréglage.",
     },
   },
   ja: {
@@ -1690,7 +1690,6 @@ export const LANGUAGES = {
       "API key": "APIキー",
       "Above 1, tokens that were used become less likely.": "1より大きいと、すでに使われたトークンが出にくくなります。",
       "Active per token": "トークンあたりのアクティブ数",
-      "All conversations with this preset use the settings below.": "このプリセットを使うすべての会話に、次の設定が適用されます。",
       "All free memory would hold {more} tokens (--kv-cache).": "空きメモリをすべて使うと、あと{more}トークン保持できます（--kv-cache）。",
       "All replicas, places of the first": "全レプリカ（配置先は最初のもの）",
       "All requests": "すべてのリクエスト",
@@ -2498,6 +2497,7 @@ export const LANGUAGES = {
       "{used} of {all}": "{used}/{all}",
       "{used} of {limit} tokens": "{used}/{limit}トークン",
       "{used} used, {free} free on the disk": "ディスク使用{used}、空き{free}",
+      "“Done” keeps the settings below for all conversations with this preset.": "「完了」を押すと、次の設定がこのプリセットを使うすべての会話に保存されます。",
     },
   },
   zh: {
@@ -2523,7 +2523,6 @@ export const LANGUAGES = {
       "API key": "API 密钥",
       "Above 1, tokens that were used become less likely.": "大于 1 时，已出现过的 token 不易再次出现。",
       "Active per token": "每 token 激活",
-      "All conversations with this preset use the settings below.": "使用此预设的所有对话都采用以下设置。",
       "All free memory would hold {more} tokens (--kv-cache).": "全部空闲内存还可容纳 {more} 个 token（--kv-cache）。",
       "All replicas, places of the first": "所有副本（位置取自第一个）",
       "All requests": "全部请求",
@@ -3331,6 +3330,7 @@ export const LANGUAGES = {
       "{used} of {all}": "{used} / {all}",
       "{used} of {limit} tokens": "{used} / {limit} 个 token",
       "{used} used, {free} free on the disk": "已用 {used}，磁盘空闲 {free}",
+      "“Done” keeps the settings below for all conversations with this preset.": "按“完成”后，以下设置将应用于使用此预设的所有对话。",
     },
   },
 };

@@ -1,5 +1,5 @@
 // The settings of the open conversation: the values of its preset, which the form shows and changes, and its own system
-// prompt. Closing the form shows the last good values again.
+// prompt. Changes are a draft until the form is closed. It then shows the last good values again.
 
 import { SettingsFields } from "./presets/fields.js";
 import { Presets } from "./presets/presets.js";
@@ -9,10 +9,11 @@ export class Settings {
   /** `form` has the fields; `current()` gives the open conversation. */
   constructor(form, current) {
     this.current = current;
+    this.draft = null; // { preset, values } that the user has changed, and which no preset has yet
     this.fields = new SettingsFields(form.querySelector("#settings-fields"), (name, value) => this.take(name, value));
     this.presets = new Presets((values) => this.fields.checked(values));
     this.presets.addEventListener("change", () => this.show());
-    form.closest("dialog").addEventListener("close", () => this.show());
+    form.closest("dialog").addEventListener("close", () => this.keep());
   }
 
   /** The id of the preset that the open conversation is held with. */
@@ -37,16 +38,35 @@ export class Settings {
   }
 
   reset() {
-    this.presets.write(this.preset, { ...DEFAULTS });
+    this.draft = { preset: this.preset, values: { ...DEFAULTS } };
+    this.show();
   }
 
   take(name, value) {
-    this.isTaking = true; // what the user writes must stay as it is written
-    this.presets.write(this.preset, { ...this.presets.values(this.preset), [name]: value });
-    this.isTaking = false;
+    this.draft = { preset: this.preset, values: { ...this.shown, [name]: value } };
+  }
+
+  /** The values in the form. */
+  get shown() {
+    return this.draft?.values ?? this.presets.values(this.preset);
+  }
+
+  /** Write the draft to its preset. */
+  keep() {
+    const { draft } = this;
+    this.draft = null;
+    if (draft) this.presets.write(draft.preset, draft.values);
+    this.show();
+  }
+
+  /** Forget the draft; its preset stays as it was. Return the values that were shown. */
+  takeDraft() {
+    const { shown } = this;
+    this.draft = null;
+    return shown;
   }
 
   show() {
-    if (!this.isTaking) this.fields.show(this.presets.values(this.preset));
+    this.fields.show(this.shown);
   }
 }

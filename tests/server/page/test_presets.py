@@ -103,6 +103,27 @@ def test_conversations_are_held_with_presets(page, say, engine, asked):
     expect(preset(page).locator("option:checked")).to_have_text("Default")
 
 
+def test_changes_saved_as_a_new_preset_leave_the_old_one_as_it_was(page, say, engine, asked):
+    say("Yes.")
+    open_settings(page)
+    page.get_by_label("System prompt", exact=True).fill("Be strict.")
+    page.get_by_text("Manage presets").click()
+    page.get_by_label("Name", exact=True).fill("Strict")
+    button(page, "Save as a new preset").click()
+    expect(page.get_by_label("System prompt", exact=True)).to_have_value("Be strict.")
+    page.locator("#preset").select_option(label="Default")
+    expect(page.get_by_label("System prompt", exact=True)).to_have_value("")
+    page.get_by_label("Temperature", exact=True).fill("0.25")  # is kept with the preset
+    page.locator("#preset").select_option(label="Strict")
+    expect(page.get_by_label("Temperature", exact=True)).to_have_value("")
+    page.keyboard.press("Escape")
+    send_and_wait(page, "One?")
+    preset(page).select_option(label="Default")
+    send_and_wait(page, "Two?")
+    assert [it.sampling.temperature for it in engine.submissions] == [1.0, 0.25]
+    assert ["Be strict." in prompt for prompt in asked()] == [True, False]
+
+
 def test_presets_are_renamed_exported_imported_and_deleted(page, say, engine, tmp_path):
     say("Yes.")
     add_preset(page, "Strict", Temperature="0.25")

@@ -5,7 +5,7 @@ import { tr } from "../translate.js";
 
 export class PresetManager {
   /** `part` has the controls. `actions`: current() gives the id of the chosen preset, choose(id) chooses one,
-   *  announce(text). */
+   *  takeDraft() gives the values shown and leaves the chosen preset as it was, announce(text). */
   constructor(part, presets, actions) {
     Object.assign(this, { part, presets, actions });
     const at = (selector) => part.querySelector(selector);
@@ -46,7 +46,7 @@ export class PresetManager {
   save() {
     const name = this.enteredName();
     if (!name) return;
-    const { id } = this.presets.list.add({ name, values: this.presets.values(this.id) });
+    const { id } = this.presets.list.add({ name, values: this.actions.takeDraft() });
     this.actions.choose(id);
     this.actions.announce(tr("The preset {name} is kept.", { name: this.presets.name(id) }));
   }
@@ -63,6 +63,7 @@ export class PresetManager {
     const { id } = this;
     const name = this.presets.name(id);
     if (!confirm(tr("Delete the preset {name}? Conversations with it then use the default one.", { name }))) return;
+    this.actions.takeDraft();
     this.presets.list.remove(id);
     this.actions.choose("");
     this.actions.announce(tr("The preset {name} is deleted.", { name }));
