@@ -108,8 +108,13 @@ def test_a_job_from_its_file_to_its_answers(page, jobs, say, tmp_path):
 
 
 def test_a_server_without_a_place_for_files_offers_no_jobs(page):
+    looks = []
+    page.on("request", lambda request: looks.append(request.url) if "v1/batches" in request.url else None)
     shown = view(page, "Jobs")
     expect(page.get_by_text("This server keeps no files")).to_be_visible()
+    page.wait_for_timeout(1500)
+    expect(page.get_by_text("This server keeps no files")).to_be_visible()
+    assert len(looks) == 1  # a look at a time with long rests
     expect(shown.get_by_role("button", name="Start")).to_be_hidden()
     expect(shown.get_by_text("There are no jobs yet.")).to_be_hidden()
 

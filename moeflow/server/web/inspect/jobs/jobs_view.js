@@ -8,7 +8,7 @@ import { ENDED, JobRow } from "./job_row.js";
 
 const MAX_JOBS = 100; // that the server lists at once
 
-const RESTING_MS = 5000; // between two looks while no job is at work
+const RESTING_MS = 5000; // between two looks while no job is at work, or the server has no place for jobs
 
 export default class JobsView {
   static periodMs = 1000;
@@ -18,6 +18,7 @@ export default class JobsView {
     this.ask = context.ask;
     this.isResting = false;
     this.lookedAtMs = -Infinity;
+    this.failure = null; // of the last look
     this.outcome = new Outcome();
     this.rows = new Rows((job) => new JobRow(job, context, this.outcome), tr("There are no jobs yet."));
     this.more = make("p", { className: "hint", hidden: true, textContent: tr("Older jobs are not shown.") });
@@ -38,10 +39,24 @@ export default class JobsView {
   }
 
   async update(signal) {
-    if (this.isResting && performance.now() - this.lookedAtMs < RESTING_MS) return;
-    const { data, has_more } = await this.ask(`v1/batches?limit=${MAX_JOBS}`, { signal });
-    this.content.hidden = false;
+    if (!this.isResting || performance.now() - this.lookedAtMs >= RESTING_MS) await this.lookOnce(signal);
+    if (this.failure) throw this.failure;
+  }
+
+  async lookOnce(signal) {
+    try {
+      this.show(await this.ask(`v1/batches?limit=${MAX_JOBS}`, { signal }));
+      this.failure = null;
+    } catch (error) {
+      signal?.throwIfAborted();
+      this.failure = error;
+      this.isResting = true;
+    }
     this.lookedAtMs = performance.now();
+  }
+
+  show({ data, has_more }) {
+    this.content.hidden = false;
     this.isResting = data.every(({ status }) => ENDED.includes(status));
     this.rows.show(data, (job) => job.id);
     this.more.hidden = !has_more;
