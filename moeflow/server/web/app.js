@@ -61,7 +61,7 @@ const presetChoice = new PresetChoice(at("preset"), settings.presets, (id) => {
   usePreset(id);
 });
 let presetManager = null; // until the settings are opened
-const meter = new ContextMeter(new MeterView(at("context-meter"), at("context-warning")), {
+const meter = new ContextMeter(new MeterView(at("context-meter"), at("context-warning"), at("send")), {
   ...{ chat, apiKey, draft: () => composer.draft, isOneOfSeveral: () => models.names.length > 1 },
   facts: () => (server.state === "ready" && server.model?.name === model() ? server.model : null),
 });

@@ -15,6 +15,7 @@ export class Composer extends EventTarget {
     this.form = form;
     this.isBusy = isBusy;
     this.box = form.querySelector("textarea");
+    this.sender = form.querySelector("[type=submit]");
     this.picker = form.querySelector("input[type=file]");
     this.fileList = form.querySelector(".attached");
     this.queue = form.querySelector(".queued");
@@ -70,6 +71,7 @@ export class Composer extends EventTarget {
 
   /** Send the text and attachments, or queue them until the answer ends. */
   async submit() {
+    if (this.sender.disabled) return; // by the meter of the context
     const { numRefused } = this;
     await this.reading;
     if (this.numRefused > numRefused) return; // the message would be another without its file

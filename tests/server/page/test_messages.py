@@ -220,6 +220,15 @@ def test_the_first_turns_are_left_out_when_the_context_is_full(page, say, engine
     assert asked()[-1] == f"<|user|>Question 3?<|assistant|>{'a' * 900}<|user|>{'x' * 1400}<|assistant|>"
     expect(history(page).get_by_role("link")).to_have_count(1)
 
+    prompt_box(page).fill("x" * 5000)
+    too_long = f"This message alone is too long: {5000 + frame:,} of 4,096 tokens."
+    expect(page.locator("#context-warning")).to_have_text(too_long)
+    expect(button(page, "Send")).to_be_disabled()
+    prompt_box(page).press("Enter")
+    expect(prompt_box(page)).to_have_value("x" * 5000)
+    prompt_box(page).fill("x")
+    expect(button(page, "Send")).to_be_enabled(timeout=200)  # before it is counted
+
 
 def test_text_from_right_to_left(page, say):
     say("שלום עולם\n\nplain")

@@ -34,6 +34,7 @@ export class ContextMeter {
     this.key = key;
     clearTimeout(this.timer);
     this.controller?.abort();
+    this.view.letSend(null); // the message may be shorter now
     if (!subject) this.show(null);
     else this.timer = setTimeout(() => this.count(subject), PAUSE_MS + this.restMs);
   }
@@ -87,7 +88,8 @@ export class ContextMeter {
     const room = limit - answerRoom(limit, maxTokens);
     const isFull = used > room;
     const numLeftOut = isFull ? (await fitContext(whole, { tokenLimit: limit, maxTokens, ...options })).numLeftOut : 0;
-    return { limit, room, used, system: base, turns: before - base, message: used - before, numLeftOut, hasTurns: turns.length > 0 };
+    const alone = base + used - before; // without the earlier turns, as they can be left out
+    return { limit, room, used, alone, system: base, turns: before - base, message: used - before, numLeftOut, hasTurns: turns.length > 0 };
   }
 
   /** The number of tokens of messages that were counted before, or are likely to be again. */
@@ -103,6 +105,7 @@ export class ContextMeter {
 
   show(parts) {
     this.shown = parts;
+    this.view.letSend(parts);
     this.draw();
   }
 

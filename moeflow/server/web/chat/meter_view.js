@@ -7,9 +7,9 @@ const PARTS = ["system", "turns", "message", "answer"];
 const NEARLY_FULL = 0.85; // of the room that an answer leaves
 
 export class MeterView {
-  /** `element` has the bar and the numbers; `warning` is a paragraph. */
-  constructor(element, warning) {
-    Object.assign(this, { element, warning });
+  /** `element` has the bar and the numbers; `warning` is a paragraph; `send` is the button that sends the message. */
+  constructor(element, warning, send) {
+    Object.assign(this, { element, warning, send });
     this.total = element.querySelector(".total");
     this.segments = new Map(PARTS.map((name) => [name, element.querySelector(`.meter-bar .${name}`)]));
     this.cells = new Map(PARTS.map((name) => [name, element.querySelector(`dl .${name}`)]));
@@ -30,11 +30,21 @@ export class MeterView {
     this.element.classList.toggle("is-full", parts.numLeftOut > 0);
     setText(this.total, tr("{used} of {limit} tokens", { used: written(parts.used + tokens.answer), limit: written(parts.limit) }));
   }
+
+  /** Let the user send the message, unless it is known that the server would refuse it. */
+  letSend(parts) {
+    this.send.disabled = Boolean(parts) && isTooLong(parts);
+  }
+}
+
+function isTooLong({ alone, limit }) {
+  return alone >= limit;
 }
 
 /** What the user should know before the message is sent. */
-function warningOf({ used, room, limit, numLeftOut, hasTurns }) {
-  if (used > limit && !hasTurns) return tr("This message is longer than the model’s context.");
+function warningOf(parts) {
+  const { alone, used, room, limit, numLeftOut, hasTurns } = parts;
+  if (isTooLong(parts)) return tr("This message alone is too long: {used} of {limit} tokens.", { used: written(alone), limit: written(limit) });
   if (numLeftOut === 1) return tr("The context is full: the model will not see the first question and its answer.");
   if (numLeftOut) return tr("The context is full: the model will not see the first {count} questions and their answers.", { count: numLeftOut });
   if (hasTurns && used > NEARLY_FULL * room) return tr("The context is nearly full: soon the model will not see the first question and its answer.");
