@@ -109,8 +109,12 @@ def test_a_story_says_what_is_missing(app, serve, open_page, engine):
     why(page)
     button(page, "All requests").click()
     app.state.service.stories._finished.clear()
+    refused = []
+    page.on("response", lambda it: refused.append(it.url) if it.status == 404 else None)
     turns(page).last.get_by_role("button", name="Why this speed?").click()
     expect(view(page)).to_contain_text("The server does not know this request any more")
+    page.wait_for_timeout(2200)  # two rounds of the view
+    assert len(refused) == 1
 
 
 @pytest.fixture(scope="module")

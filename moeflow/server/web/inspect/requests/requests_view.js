@@ -16,6 +16,7 @@ export default class RequestsView {
   constructor(element, context) {
     this.ask = context.ask;
     this.opened = null; // the id of the request whose story is shown
+    this.isUnknown = false; // whether the server has said that it does not know it
     this.list = new RequestList((id) => this.choose(id));
     this.story = new StoryView(() => this.back(), context);
     this.story.element.hidden = true;
@@ -30,12 +31,13 @@ export default class RequestsView {
   async updateStory(signal) {
     const id = this.opened;
     const { story } = this.story;
-    if (story && story.state !== "running") return; // nothing changes any more
+    if (this.isUnknown || (story && story.state !== "running")) return; // nothing changes any more
     try {
       const found = await this.ask(`stats/requests/${encodeURIComponent(id)}`, { signal });
       if (this.opened === id) this.story.show(found);
     } catch (error) {
       if (error.status !== NOT_FOUND || this.opened !== id) throw error;
+      this.isUnknown = true;
       this.story.fail(tr("The server does not know this request any more: it keeps the last 200, until it is restarted."));
     }
   }
@@ -43,6 +45,7 @@ export default class RequestsView {
   /** Show the story of a request. */
   open(id) {
     this.opened = id;
+    this.isUnknown = false;
     this.story.begin(id);
     this.list.element.hidden = true;
     this.story.element.hidden = false;
