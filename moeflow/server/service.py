@@ -5,6 +5,7 @@ The server may listen before its one model is loaded, which then comes later, on
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -83,6 +84,12 @@ class Service:
         if known is None or known.plan is not model.plan:
             known = self._speeds[model] = model_speed.ModelSpeed(model.plan, self._is_idle)
         return known
+
+    async def watch_other_programs(self, model: ServedModel) -> None:
+        """Note how much of the processor other programs have, at most every few seconds: a page watches."""
+        known = self.speed_of(model)
+        if known is not None and known.others.is_due:
+            await asyncio.to_thread(known.others.look_now)
 
     async def close(self) -> None:
         """End the processes that work for the page: a pull, and advice."""

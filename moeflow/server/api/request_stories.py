@@ -8,6 +8,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, create_model
 
+from moeflow.kernels.on_demand import on_demand
 from moeflow.server.api.schema.token_trees import DraftedPassObject
 from moeflow.server.errors import ApiError
 from moeflow.server.served_model import ServedModel
@@ -19,6 +20,9 @@ from moeflow.server.stories.seen import Experts, Pass, Seen, seen_of
 from moeflow.server.stories.stories import MAX_STORIES
 from moeflow.server.stories.story import Story, with_queue_known
 from moeflow.server.stories.tokens import RoutedToken, RoutedTokens, tokens_of
+
+with on_demand(__name__):
+    from moeflow.server.stories import pace
 
 router = APIRouter(tags=["status"])
 
@@ -93,9 +97,14 @@ async def get_story(request_id: str, request: Request, service: Annotated[Servic
     Engines know passes and experts while somebody watches: see `/stats?watch=true`. Asking for a story is watching.
     """
     story = await _find(service, request, request_id)
-    seen = await seen_of(_model_of(service, story), story)
+    model = _model_of(service, story)
+    seen = await seen_of(model, story)
     story = with_queue_known(story, seen.queued_s)
-    facts = {"slow_because": slow_because(story, seen), **msgspec.structs.asdict(seen)}
+    known = None if model is None or model.generator is None else service.speed_of(model)
+    facts = {
+        "slow_because": slow_because(story, seen, await pace.pace_of(known, story)),
+        **msgspec.structs.asdict(seen),
+    }
     return {**msgspec.to_builtins(story), **{name: msgspec.to_builtins(fact) for name, fact in facts.items()}}
 
 

@@ -141,6 +141,7 @@ async def stats(
     if watch:
         for each in models.all if chosen is None else [chosen]:
             each.watch()
+            await service.watch_other_programs(each)
     replicas = models.replicas() if chosen is None else chosen.replicas()
     admissions = models.num_unfinished if chosen is None else chosen.admission.num_unfinished
     return {

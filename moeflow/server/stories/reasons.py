@@ -13,7 +13,18 @@ from moeflow.server.stories.story import Story
 MAX_PHASES: Final = 2
 LEAST_SHARE: Final = 0.2  # of the whole time; what took less explains nothing
 LEAST_ENGINE_SHARE: Final = 0.1
+_MANY_OTHERS: Final = 0.1  # of the processor
 _LONG_GAP: Final = 5.0  # times the mean gap
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """What a request's speed is compared with. None: it is not known."""
+
+    expected_tokens_per_s: float | None = None  # of one request alone, with as many tokens before each of the answer's
+    other_programs: float | None = None  # their share of the processor while the request lasted
+
+
+UNKNOWN_PACE: Final = Pace()
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -24,12 +35,13 @@ class Reason(msgspec.Struct, frozen=True):
     values: dict[str, str]
 
 
-def slow_because(story: Story, seen: Seen) -> list[Reason]:
-    """Return the reasons: the phases that took longest, at least one, and then what the engine has seen."""
+def slow_because(story: Story, seen: Seen, pace: Pace = UNKNOWN_PACE) -> list[Reason]:
+    """Return the reasons: the phases that took longest, at least one, then the pace, and what the engine has seen."""
     by_share = sorted(story.phase_s.items(), key=lambda item: item[1], reverse=True)
     large = [name for name, duration_s in by_share if duration_s >= LEAST_SHARE * story.total_s][:MAX_PHASES]
-    of_phases = [_of_phase(story, name) for name in large or [by_share[0][0]]]
-    return [*of_phases, *_of_engine(story, seen)]
+    longest = large or [by_share[0][0]]
+    of_phases = [_of_phase(story, name) for name in longest]
+    return [*of_phases, *(_of_pace(story, pace) if "decode" in longest else []), *_of_engine(story, seen)]
 
 
 def seconds(duration_s: float) -> str:
@@ -71,6 +83,17 @@ def _decode(story: Story, duration_s: float) -> Reason:
         before = str(story.slowest_gap_at)
         return _reason("decode with a long gap", count=count, time=time, gap=seconds(gap_s), before=before)
     return _reason("decode", count=count, time=time, speed=f"{story.tokens_per_s:.1f}")
+
+
+def _of_pace(story: Story, pace: Pace) -> list[Reason]:
+    """Return how the speed of the answer compares with the plan's, and what stood in its way."""
+    found = []
+    if story.tokens_per_s is not None and pace.expected_tokens_per_s is not None:
+        share = f"{100 * story.tokens_per_s / pace.expected_tokens_per_s:.0f}%"
+        found.append(_reason("expected", expected=f"{pace.expected_tokens_per_s:.1f}", share=share))
+    if pace.other_programs is not None and pace.other_programs >= _MANY_OTHERS:
+        found.append(_reason("other programs", share=f"{100 * pace.other_programs:.0f}%"))
+    return found
 
 
 def _of_engine(story: Story, seen: Seen) -> list[Reason]:

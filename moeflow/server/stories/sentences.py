@@ -19,6 +19,8 @@ REASONS: Final = {
     "sent": "{share} of the time ({time}) passed after the last token, until the client had the answer.",
     "stalled": "Passes waited {time} for experts from disk.",
     "between passes": "{time} of it lay between its passes: the engine computed others, or waited for the processor.",
+    "expected": "The plan expects {expected} tokens/s for one request alone: it had {share} of that.",
+    "other programs": "Other programs had {share} of the processor meanwhile, which slows passes.",
     "shared passes": "Its passes computed {others} tokens of other requests, beside {own} of its own.",
 }
 NOT_OBSERVED: Final = {

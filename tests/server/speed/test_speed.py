@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import deque
 from contextlib import closing
 
 import msgspec
@@ -249,10 +250,27 @@ def test_other_programs_are_told_apart_from_the_servers_own_work():
     while time.monotonic() < busy_until_s:
         pass
     as_other, as_own = OtherPrograms(), OtherPrograms()
-    as_other._before = as_own._before = others._before
-    as_other._before = as_other._before._replace(own=0.0)
+    before = others._looks[0]
+    as_own._looks = deque([before])
+    as_other._looks = deque([before._replace(own=0.0)])
     own, other = as_own.look(own_processes()), as_other.look([])
     assert 0.0 <= own < other <= 1.0
+
+
+def test_the_share_of_other_programs_is_that_of_the_time_asked_about():
+    others = OtherPrograms()
+    first = others._looks[0]._replace(at_s=100.0, total=0.0, busy=0.0, own=0.0)
+    others._looks = deque(
+        [
+            first,
+            first._replace(at_s=110.0, total=20.0, busy=18.0, own=8.0),
+            first._replace(at_s=120.0, total=40.0, busy=28.0, own=18.0),
+            first._replace(at_s=900.0, total=1600.0, busy=30.0, own=18.0),
+        ]
+    )
+    assert others.share_during(101.0, 109.0) == pytest.approx(0.5)
+    assert others.share_during(111.0, 120.0) == 0.0
+    assert others.share_during(400.0, 410.0) is None  # nobody looked near it
 
 
 @pytest.mark.slow

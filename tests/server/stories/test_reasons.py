@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from moeflow.server.stories.phases import Phase
-from moeflow.server.stories.reasons import seconds, slow_because
+from moeflow.server.stories.reasons import UNKNOWN_PACE, Pace, seconds, slow_because
 from moeflow.server.stories.seen import Pass, Seen
 from moeflow.server.stories.sentences import NOT_OBSERVED
 from moeflow.server.stories.story import Story
@@ -54,8 +54,8 @@ def one_pass(duration_s: float, **changes) -> Pass:
     return Pass(**{"start_s": 0.0, "duration_s": duration_s, **values, "stall_s": 0.0, "read_bytes": 0, **changes})
 
 
-def texts(told: Story, seen: Seen = UNSEEN) -> list[str]:
-    found = slow_because(told, seen)
+def texts(told: Story, seen: Seen = UNSEEN, pace: Pace = UNKNOWN_PACE) -> list[str]:
+    found = slow_because(told, seen, pace)
     assert all(reason.text == reason.template.format(**reason.values) for reason in found)
     assert all(set(reason.values) == set(re.findall(r"{(\w+)}", reason.template)) for reason in found)
     return [reason.text for reason in found]
@@ -126,6 +126,16 @@ def test_each_phase_has_its_sentence(changes, durations, expected):
 def test_there_is_a_reason_where_no_phase_is_long():
     even = dict.fromkeys(("received", "tokenized", "queued", "prompt", "decode", "sent"), 1.0)
     assert len(texts(story(**even))) == 1
+
+
+def test_the_plan_and_other_programs_explain_the_speed_of_an_answer():
+    pace = Pace(expected_tokens_per_s=20.0, other_programs=0.6)
+    assert texts(story(decode=2.0), pace=pace)[1:] == [
+        "The plan expects 20.0 tokens/s for one request alone: it had 25% of that.",
+        "Other programs had 60% of the processor meanwhile, which slows passes.",
+    ]
+    assert len(texts(story(decode=2.0), pace=Pace(other_programs=0.05))) == 1
+    assert len(texts(story(queued=2.0), pace=pace)) == 1
 
 
 def test_waits_for_experts_are_a_reason():
