@@ -23,8 +23,13 @@ export class Inspector {
     this.looking = null; // AbortController of the rounds of updates
     this.tabs.replaceChildren(...VIEWS.map((it) => this.tab(it)));
     this.listen();
+    if (this.asked) this.show(this.asked);
+  }
+
+  /** The view that the address names, or undefined. */
+  get asked() {
     const asked = new URLSearchParams(location.search).get(PARAMETER);
-    if (VIEWS.some(({ id }) => id === asked)) this.show(asked);
+    return VIEWS.find(({ id }) => id === asked)?.id;
   }
 
   listen() {
@@ -34,6 +39,7 @@ export class Inspector {
     this.wide.addEventListener("change", () => this.place());
     this.tabs.addEventListener("keydown", (event) => this.step(event));
     document.addEventListener("visibilitychange", () => this.run());
+    addEventListener("popstate", () => this.followHistory());
   }
 
   tab({ id, title }) {
@@ -138,11 +144,22 @@ export class Inspector {
     document.documentElement.classList.toggle("has-inspector", this.panel.open && this.wide.matches);
   }
 
+  /** Write the open view into the address. Above the conversation it has an entry of the history, which Back leaves. */
   address() {
     const url = new URL(location.href);
     if (this.panel.open) url.searchParams.set(PARAMETER, this.current);
     else url.searchParams.delete(PARAMETER);
-    if (url.href !== location.href) history.replaceState(history.state, "", url);
+    if (url.href === location.href) return;
+    if (!this.panel.open && history.state?.hasInspector) history.back();
+    else if (this.panel.matches(":modal") && !this.asked) history.pushState({ hasInspector: true }, "", url);
+    else history.replaceState(history.state, "", url);
+  }
+
+  /** Back and Forward: beside the conversation, the panel stays open. */
+  followHistory() {
+    if (this.asked && !this.panel.open) this.show(this.asked);
+    else if (!this.asked && this.panel.matches(":modal")) this.panel.close();
+    else this.address();
   }
 
   /** Move between tabs by arrow keys, as WAI-ARIA describes. */
