@@ -12,6 +12,7 @@ from tests.server.page.parts import button, turns
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
+WIDE = {"viewport": {"width": 1280, "height": 800}}
 
 
 def inspector(page):
@@ -33,3 +34,17 @@ def test_back_closes_it_on_a_phone(app, serve, open_page):
     expect(page).not_to_have_url(re.compile("inspect="))
     assert page.evaluate("history.length") == entries + 1  # closing adds none
     expect(turns(page)).to_have_count(0)
+
+
+@pytest.mark.parametrize("options", [PHONE, WIDE], ids=["phone", "wide"])
+def test_every_tab_and_the_name_of_the_model_are_in_sight(app, serve, open_page, options):
+    page = open_page(serve(app), **options)
+    button(page, "Inspect").click()
+    bar = inspector(page).get_by_role("tablist").bounding_box()
+    for tab in inspector(page).get_by_role("tab").all():
+        box = tab.bounding_box()
+        assert box["x"] >= bar["x"]
+        assert box["x"] + box["width"] <= bar["x"] + bar["width"]
+        assert box["y"] + box["height"] <= bar["y"] + bar["height"]
+    if options is not PHONE:  # there the inspector covers the name
+        assert page.locator("#model-name").evaluate("it => it.scrollWidth <= it.clientWidth")

@@ -69,7 +69,6 @@ export class Inspector {
       const isCurrent = tab.id === `inspect-tab-${id}`;
       tab.setAttribute("aria-selected", String(isCurrent));
       tab.tabIndex = isCurrent ? 0 : -1;
-      if (isCurrent) tab.scrollIntoView({ block: "nearest", inline: "center" }); // on phones only a few fit
     }
     if (!(await this.load(id)) || this.current !== id) return;
     for (const [name, { element }] of this.shown) element.hidden = name !== id;
