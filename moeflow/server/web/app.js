@@ -14,7 +14,7 @@ import { HistoryView } from "./conversations/history_view.js";
 import { Library } from "./conversations/library.js";
 import { ConversationStore } from "./conversations/store.js";
 import { Inspector } from "./inspect/inspector.js";
-import { offerLanguages } from "./language_choice.js";
+import { offerLanguages, takeUnsent } from "./language_choice.js";
 import { lazily } from "./lazily.js";
 import { ModelChoice } from "./models.js";
 import { PresetChoice } from "./presets/preset_choice.js";
@@ -88,7 +88,7 @@ const branches = lazily(async () => {
   return new BranchesView(at("branches"), chat);
 });
 const theme = new ThemeChoice(at("theme"));
-offerLanguages(at("language"));
+offerLanguages(at("language"), at("language-hint"), chat, composer);
 const shortcuts = new Shortcuts(at("shortcuts"), [
   { keys: "Enter", label: tr("Send the message") },
   { keys: "Shift+Enter", label: tr("Start a new line") },
@@ -236,6 +236,14 @@ async function openSettings() {
   at("settings").showModal();
 }
 
+/** Go on after another language was chosen: in the settings, with the unsent message in the box. */
+async function goOn(unsent) {
+  if (!unsent) return;
+  composer.write(unsent);
+  await openSettings();
+  at("language").focus();
+}
+
 /** Hold the open conversation with a preset. */
 function usePreset(id) {
   chat.conversation.change("preset", id);
@@ -381,6 +389,7 @@ offerBottom(at("to-bottom"));
 showChat();
 showSettings();
 document.body.inert = false; // clicks before that would be lost
+goOn(takeUnsent());
 if (hasKeyboard()) composer.focus();
 server.poll();
 await library.openAddressed(store.recover());

@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from moeflow.server.page import WEB_FOLDER
 from scripts.page_texts import dictionaries
-from tests.server.page.parts import button, measured, prompt_box
+from tests.server.page.parts import answer, button, measured, prompt_box, send
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -25,13 +25,25 @@ TEXTS = {
 LANGUAGES = 'export const LANGUAGES = {{ de: {{ name: "Deutsch", texts: {} }} }};'
 
 
-def test_the_choice_translates_the_page(app, serve, open_page):
+def test_the_choice_translates_the_page(app, serve, open_page, say, go_on):
     page = open_page(serve(app), is_alone=True)
     texts = "{" + ",".join(f'"{text}": "{other}"' for text, other in TEXTS.items()) + "}"
     body = LANGUAGES.format(texts)
     page.route("**/languages.js", lambda route: route.fulfill(body=body, content_type="text/javascript"))
+    say("Yes.", until="Y")
+    send(page, "One?")
+    expect(answer(page)).to_have_text("Y")
+    prompt_box(page).fill("Not sent")
     button(page, "Settings").click()
     page.get_by_label("Language").select_option("Deutsch")
+    expect(page.get_by_text("The language changes once the answer is complete.")).to_be_visible()
+    go_on()
+    expect(page.get_by_role("heading", name="[Settings]")).to_be_visible()
+    expect(page.get_by_label("Language")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(answer(page)).to_have_text("Yes.")
+    expect(prompt_box(page)).to_have_value("Not sent")
+    button(page, "New conversation").click()
     expect(page.get_by_role("heading", name="[What would you like to ask?]")).to_be_visible()
     expect(page.get_by_placeholder("[Write a message]")).to_be_visible()
     assert page.evaluate("document.documentElement.lang") == "de"
@@ -44,6 +56,8 @@ def test_the_choice_translates_the_page(app, serve, open_page):
     page.keyboard.press("Escape")
     button(page, "[Settings]").click()
     page.get_by_label("Language").select_option("English")
+    expect(page.get_by_role("heading", name="Settings")).to_be_visible()
+    page.keyboard.press("Escape")
     expect(page.get_by_placeholder("Write a message")).to_be_visible()
 
 
