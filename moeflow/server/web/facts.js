@@ -103,7 +103,7 @@ export function measuredLine(answer) {
     const numbers = { count: formatNumber(tokens), seconds: formatNumber(totalS, 1) };
     if (isExact) parts.push(tr(tokens === 1 ? "{count} token in {seconds} s" : "{count} tokens in {seconds} s", numbers));
     else parts.push(tr(tokens === 1 ? "about {count} token in {seconds} s" : "about {count} tokens in {seconds} s", numbers));
-    if (tokensPerS) parts.push(tr("{rate} tokens/s", { rate: formatNumber(tokensPerS, 1) }));
+    if (tokensPerS) parts.push(tr("{rate} tokens/s while writing", { rate: formatNumber(tokensPerS, 1) }));
   }
   return parts.join(" · ");
 }

@@ -21,7 +21,7 @@ def test_a_cut_answer_is_continued_where_it_ended(page, say, asked, engine):
     say(" and")
     button(page, "Continue").click()
     expect(answer(page)).to_have_text("A long and")
-    expect(measured(page)).to_have_text(re.compile(r"^11 tokens in \d+\.\d s( · [\d,]+\.\d tokens/s)?$"))
+    expect(measured(page)).to_have_text(re.compile(r"^11 tokens in \d+\.\d s( · [\d,]+\.\d tokens/s while writing)?$"))
     expect(button(page, "Continue")).to_be_hidden()
     expect(turns(page).last.get_by_label("Versions of the answer")).to_be_hidden()
     assert asked()[1] == "<|user|>A story, please.<|assistant|>A long"

@@ -37,11 +37,20 @@ function take(answer, { delta, logprobs, token_trees: trees, finish_reason: reas
   if (reason === "length") answer.cutOff = true;
 }
 
-/** The measurements of two parts of an answer, added. Speeds are those of the second part. */
+/** The measurements of two parts of an answer, added. The time to the first token is that of the second part. */
 function sum(before, now) {
   if (!before || !now) return before ?? now;
+  const tokens = before.tokens + now.tokens;
   const isExact = before.isExact && now.isExact;
-  return { ...now, isExact, tokens: before.tokens + now.tokens, totalS: before.totalS + now.totalS };
+  return { ...now, isExact, tokens, totalS: before.totalS + now.totalS, tokensPerS: meanRate([before, now]) };
+}
+
+/** The tokens/s of parts while they were written; null where no part has a rate. */
+function meanRate(parts) {
+  const rated = parts.filter(({ tokensPerS }) => tokensPerS);
+  const tokens = rated.reduce((count, it) => count + it.tokens, 0);
+  const writtenS = rated.reduce((durationS, it) => durationS + it.tokens / it.tokensPerS, 0);
+  return tokens ? tokens / writtenS : null;
 }
 
 class Stopwatch {
