@@ -7,7 +7,7 @@ import json
 import pytest
 from playwright.sync_api import expect
 
-from tests.server.page.parts import answer, button, exported, send_and_wait
+from tests.server.page.parts import answer, button, exported, open_settings, send_and_wait
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -21,12 +21,15 @@ def f(x): return "</style><script>alert(2)</script>"
 
 def test_one_file_has_the_conversation_and_no_scripts(page, say, browser, tmp_path):
     say(ANSWER)
+    open_settings(page)
+    page.get_by_label("System prompt", exact=True).fill("Be <i>kind</i>.")  # of the preset
+    button(page, "Done").click()
     send_and_wait(page, "Is <b>this</b> safe?")
     expect(page.locator(".code-keyword").first).to_be_visible()
     page.get_by_label("Files to attach").set_input_files({"name": "a.txt", "mimeType": "", "buffer": b"</pre><script>"})
     say("And **more**.")
     send_and_wait(page, "And this?")
-    path = exported(page, "Share as one HTML file", tmp_path)
+    path = exported(page, "Share as HTML", tmp_path)
     assert path.name == "is-b-this-b-safe.html"
     text = path.read_text()
     assert "<script" not in text
@@ -43,6 +46,8 @@ def test_one_file_has_the_conversation_and_no_scripts(page, say, browser, tmp_pa
     expect(shared.locator(".code-keyword").first).to_have_css("color", "rgb(227, 159, 211)")
     expect(shared.locator("math").first).to_be_visible()
     expect(shared.locator(".numbers").first).to_contain_text("fake-model")
+    shared.get_by_text("System prompt").click()
+    expect(shared.get_by_text("Be <i>kind</i>.")).to_be_visible()
     shared.get_by_text("a.txt").click()
     expect(shared.get_by_text("</pre><script>")).to_be_visible()
     expect(shared.locator("strong")).to_have_text("more")

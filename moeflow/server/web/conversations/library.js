@@ -154,7 +154,7 @@ export class Library {
     }
     if (kind === "html") {
       const { writeHtml } = await import("../share/html_file.js");
-      saveText(`${fileName(current.name)}.html`, "text/html", await writeHtml(current));
+      saveText(`${fileName(current.name)}.html`, "text/html", await writeHtml(current, this.chat.settings.valuesOf(current).system));
       return;
     }
     const { writeJson } = await import("./json_file.js");

@@ -11,9 +11,9 @@ import { language, tr } from "../translate.js";
 const POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
 const STYLES = ["../prose.css", "shared.css"];
 
-/** The text of the file. */
-export async function writeHtml(conversation) {
-  const main = element("main", "", head(conversation), ...conversation.turns().map(turnElement));
+/** The text of the file. `system` is the conversation's system prompt, its own or that of its preset. */
+export async function writeHtml(conversation, system) {
+  const main = element("main", "", head(conversation, system), ...conversation.turns().map(turnElement));
   await untilDrawn(main);
   simplify(main);
   return [
@@ -26,7 +26,7 @@ export async function writeHtml(conversation) {
   ].join("\n");
 }
 
-function head({ name, model, system }) {
+function head({ name, model }, system) {
   const date = new Date().toLocaleDateString(language(), { dateStyle: "long" });
   const line = [model, tr("saved on {date}", { date })].filter(Boolean).join(" · ");
   const shown = element("header", "", element("h1", name), element("p", line));
