@@ -28,7 +28,10 @@ export class HeadView {
       this.box.focus();
       this.show();
     });
-    this.details.addEventListener("toggle", () => this.showLine());
+    this.details.addEventListener("toggle", () => {
+      this.showLine();
+      if (this.details.open) this.details.scrollIntoView({ block: "nearest" });
+    });
   }
 
   show() {
