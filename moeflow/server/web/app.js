@@ -60,6 +60,7 @@ const presetChoice = new PresetChoice(at("preset"), settings.presets, (id) => {
   settings.keep();
   usePreset(id);
 });
+let numWriting = 0; // answers that have a token, and are not complete
 let presetManager = null; // until the settings are opened
 const meter = new ContextMeter(new MeterView(at("context-meter"), at("context-warning"), at("send")), {
   ...{ chat, apiKey, draft: () => composer.draft, isOneOfSeveral: () => models.names.length > 1 },
@@ -125,8 +126,16 @@ function showChat() {
   at("send").hidden = Boolean(chat.running);
   at("stop").hidden = !chat.running;
   serverView.showNumbers();
+  watchWriting();
   if (chat.running) meter.follow();
   else meter.update();
+}
+
+/** Look at the server when an answer begins or ends: the number of running requests is another. */
+function watchWriting() {
+  const count = chat.runningAnswers.filter(({ measured }) => measured).length;
+  if (count !== numWriting) server.poll();
+  numWriting = count;
 }
 
 /** Show what the open conversation is held with. */
