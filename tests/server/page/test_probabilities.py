@@ -42,6 +42,16 @@ def test_tokens_are_kept_only_if_asked_for(page, engine):
     assert "".join(tokens(page).all_text_contents()) == f"{REPLY}</s>"
 
 
+def test_an_answer_without_them_is_tried_again_with_them(page, engine):
+    send_and_wait(page, "Hello?")
+    button(page, "Try again with probabilities").click()
+    expect(page.locator(".attempt")).to_have_count(2)
+    expect(button(page, "Probabilities")).to_be_visible()
+    expect(button(page, "Try again with probabilities")).to_be_hidden()
+    send_and_wait(page, "And now?")  # as the conversation is held
+    assert [it.sampling.logprobs for it in engine.submissions] == [None, 5, None]
+
+
 def test_keys_and_pointer_show_what_was_likely(page, engine, tmp_path):
     turn_on(page)
     send_and_wait(page, "Hello?")

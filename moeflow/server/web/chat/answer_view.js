@@ -10,10 +10,10 @@ import { RarePart } from "./rare_part.js";
 import { endsInCircles } from "./repetition.js";
 import { ThinkingView } from "./thinking_view.js";
 
-const PARTS = ["answer-text", "waiting", "left-out", "repeats", "error", "answer-foot", "copy", "continue", "retry", "why", "which-experts", "measured"];
+const PARTS = ["answer-text", "waiting", "left-out", "repeats", "error", "answer-foot", "copy", "continue", "retry", "retry-probable", "why", "which-experts", "measured"];
 
 export class AnswerView {
-  /** `element` is the `.answer` of the template. `actions`: onCopy(text, button), onRetry(answer), onContinue(answer),
+  /** `element` is the `.answer` of the template. `actions`: onCopy(text, button), onRetry(answer), onRetryProbable(answer), onContinue(answer),
    *  onStop(), onWhy(requestId), onExperts(requestId), announce(text). */
   constructor(element, actions) {
     Object.assign(this, { element, actions });
@@ -36,9 +36,10 @@ export class AnswerView {
   }
 
   listen() {
-    const { copy, retry, why, "which-experts": experts } = this.parts;
+    const { copy, retry, "retry-probable": retryProbable, why, "which-experts": experts } = this.parts;
     copy.addEventListener("click", () => this.actions.onCopy(this.answer.content, copy));
     retry.addEventListener("click", () => this.actions.onRetry(this.answer));
+    retryProbable.addEventListener("click", () => this.actions.onRetryProbable(this.answer));
     why.addEventListener("click", () => this.actions.onWhy(this.answer.requestId));
     experts.addEventListener("click", () => this.actions.onExperts(this.answer.requestId));
     this.parts.continue.addEventListener("click", () => this.actions.onContinue(this.answer));
@@ -68,6 +69,7 @@ export class AnswerView {
     parts["answer-foot"].hidden = isRunning;
     parts.copy.hidden = !answer.content;
     parts.continue.hidden = !canContinue(answer);
+    parts["retry-probable"].hidden = Boolean(answer.tokens) || !answer.content;
     parts.why.hidden = parts["which-experts"].hidden = !answer.requestId;
     this.showCircles(answer);
     setText(parts.measured, isRunning ? "" : measuredLine(answer));

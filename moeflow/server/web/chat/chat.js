@@ -36,6 +36,7 @@ export class Chat extends EventTarget {
       onWhy,
       onExperts,
       onRetry: (turn) => this.answer(turn.prompt),
+      onRetryProbable: (turn, answer) => this.answerProbable(turn.prompt, answer),
       onRetryWith,
       onCompare: (turn, isCompared) => this.compare(turn.prompt, isCompared),
       onUse: (answer) => this.use(answer),
@@ -104,6 +105,12 @@ export class Chat extends EventTarget {
     this.beginComparison(prompt);
     this.begin(prompt, answers);
     return true;
+  }
+
+  /** Ask again with what an answer was asked with, and keep the probabilities of the tokens. */
+  answerProbable(prompt, answer) {
+    const values = { ...this.settings.valuesFor(answer, this.conversation), token_probabilities: true };
+    return this.answer(prompt, this.own({ model: this.modelFor(answer), values }));
   }
 
   /** What an answer is asked with that does not follow its conversation. All but `model` is as the conversation has it,

@@ -9,7 +9,7 @@ import { VersionsView } from "./versions_view.js";
 const PARTS = ["prompt-text", "prompt-foot", "files", "answer", "answer-foot", "copy-prompt", "edit", "comparison", "retry-with", "compare"];
 
 export class TurnView {
-  /** `actions`: onCopy(text, button), onRetry(turn), onRetryWith(turn), onContinue(turn, answer), onStop(),
+  /** `actions`: onCopy(text, button), onRetry(turn), onRetryProbable(turn, answer), onRetryWith(turn), onContinue(turn, answer), onStop(),
    *  onEdit(turn, content), onChoose(message), onCompare(turn, isCompared), onUse(answer), announce(text). */
   constructor(actions) {
     this.actions = actions;
@@ -20,6 +20,7 @@ export class TurnView {
     this.answerActions = {
       ...actions,
       onRetry: () => actions.onRetry(this.turn),
+      onRetryProbable: (answer) => actions.onRetryProbable(this.turn, answer),
       onRetryWith: () => actions.onRetryWith(this.turn),
       onContinue: (answer) => actions.onContinue(this.turn, answer),
       onCompare: (isCompared) => this.switch(isCompared),
