@@ -104,7 +104,7 @@ const shortcuts = new Shortcuts(at("shortcuts"), [
   { keys: "Control+Shift+M", label: tr("Ask a second model too, or one only"), action: () => second.press() },
   { keys: "Control+Shift+E", label: tr("Edit the last question"), action: () => pressLast(".edit") },
   { keys: "Control+Shift+U", label: tr("System prompt of this conversation"), action: () => head.edit() },
-  { keys: "Control+Shift+L", label: tr("Prompts"), action: () => prompts.manage() },
+  { keys: "Control+Shift+L", label: tr("Prompt library"), action: () => prompts.manage() },
   { keys: "Control+Shift+X", label: tr("Inspector"), action: () => inspector.toggle() },
   { keys: "Control+Shift+B", label: tr("Branches"), action: showBranches },
   { keys: "Control+,", label: tr("Settings"), action: openSettings },

@@ -70,8 +70,9 @@ def test_a_slash_that_is_none_of_a_prompt_is_sent(library, say, asked):
 
 def test_prompts_are_edited_exported_imported_and_deleted(library, tmp_path):
     library.reload()
+    library.locator("body:not([inert])").wait_for(state="attached")  # its modules have run
     library.keyboard.press("Control+Shift+L")
-    dialog = library.get_by_role("dialog", name="Prompts")
+    dialog = library.get_by_role("dialog", name="Prompt library")
     with library.expect_download() as download:
         dialog.get_by_role("button", name="Export").click()
     file = tmp_path / "prompts.json"

@@ -119,7 +119,7 @@ def test_a_keyboard_without_latin_letters(page, say):
 
 VIEWS = {
     "Control+Shift+B": "Branches",
-    "Control+Shift+L": "Prompts",
+    "Control+Shift+L": "Prompt library",
     "Control+Shift+X": "Inspector",
     "Control+Shift+Y": "Try other settings",
     "Control+,": "Settings",
