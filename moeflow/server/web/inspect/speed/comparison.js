@@ -15,7 +15,7 @@ export class Comparison {
       { className: "speed-box", tabIndex: 0, role: "region", "aria-label": tr("The plan beside the measurement") },
       table("speed-table is-stacked", columns, this.body),
     );
-    this.element = make("div", {}, box, make("p", { className: "hint", textContent: tr("Expected: what the plan's cost model predicts for what was measured. Deviation: how much more that is.") }));
+    this.element = make("div", {}, box, make("p", { className: "hint", textContent: tr("Expected: what the plan's cost model predicts for what was measured. Comparison: the measurement beside that.") }));
   }
 
   /** `rows` is `predicted` of /stats/speed. */
@@ -28,7 +28,8 @@ export class Comparison {
   }
 }
 
-const LABELS = [() => tr("Plan"), () => tr("Measured"), () => tr("Expected for that"), () => tr("Deviation")];
+const CLOSE = 0.1; // relative
+const LABELS = [() => tr("Plan"), () => tr("Measured"), () => tr("Expected for that"), () => tr("Comparison")];
 const NAMES = {
   alone_tokens_per_s: () => tr("Tokens/s, one request"),
   full_tokens_per_s: () => tr("Tokens/s, several requests"),
@@ -41,7 +42,7 @@ function row({ figure, planned, measured, expected, error_percent: error, unknow
     planned ? cell(value(figure, planned.value), plannedFor(figure, planned)) : cell("–"),
     measured ? cell(value(figure, measured.value), measuredFor(figure, measured)) : cell("–", reason(unknown)),
     expected === null ? cell("–", measured ? reason(unknown) : "") : cell(value(figure, expected)),
-    cell(error === null ? "–" : signedPercent(error)),
+    cell(error === null ? "–" : comparisonText(figure, measured.value, expected)),
   ];
   cells.forEach((it, i) => (it.dataset.label = LABELS[i]())); // for narrow windows, where rows are stacked
   return tableRow(NAMES[figure](), cells);
@@ -49,6 +50,16 @@ function row({ figure, planned, measured, expected, error_percent: error, unknow
 
 function cell(text, note = "") {
   return make("td", { role: "cell" }, make("span", { className: "speed-value", textContent: text }), ...(note ? [make("span", { className: "speed-note", textContent: note })] : []));
+}
+
+/** How a measurement lies to what was expected of it: within a few percent, or so many times as much. */
+function comparisonText(figure, measured, expected) {
+  const ratio = measured / expected;
+  if (Math.abs(ratio - 1) < CLOSE) return tr("as expected ({deviation})", { deviation: signedPercent(100 * (ratio - 1)) });
+  const values = { factor: digits(ratio, 2) };
+  if (figure === "first_token_s") return tr("{factor} times as long as expected", values);
+  if (figure === "memory_bytes") return tr("{factor} times as much as expected", values);
+  return tr("{factor} times as fast as expected", values);
 }
 
 function value(figure, number) {
