@@ -334,9 +334,11 @@ def test_an_answer_leads_to_its_experts(app, serve, open_page, script):
 
 
 def test_answers_of_another_model_are_left_out(inspected, script):
+    script.changes = {"counted_s": 670.0}
     page = inspected()
     conversation_note = view(page).locator(".experts-body > .hint")
     expect(conversation_note).to_contain_text("8 tokens made")
+    expect(conversation_note).not_to_contain_text("Counting began")  # answers may be older, of another process
     heat_map(page).focus()
     for key in ("Home", "PageDown", "End"):
         page.keyboard.press(key)
@@ -344,6 +346,7 @@ def test_answers_of_another_model_are_left_out(inspected, script):
     script.model, script.layers, script.num_experts = "smaller", [1, 2], 3
     expect(view(page).get_by_text("2 layers with 3 experts each.")).to_be_visible()
     expect(conversation_note).to_contain_text("8 tokens made")  # since counting began
+    expect(conversation_note).to_contain_text("Counting began 11 min ago.")
     expect(tooltip(page)).to_have_count(0)
     view(page).get_by_role("radio", name="This conversation").check()
     expect(conversation_note).to_have_text("Answers of other models are left out: 1.")

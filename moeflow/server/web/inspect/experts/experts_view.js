@@ -4,6 +4,7 @@ import { setText } from "../../set_text.js";
 import { formatNumber, tr } from "../../translate.js";
 import { addStyles } from "../../add_styles.js";
 import { choice, make } from "../elements.js";
+import { ago } from "../speed/units.js";
 import { quantile, relativeToEven, sumAll } from "./counts.js";
 import { CountsTable } from "./counts_table.js";
 import { ExpertDetail } from "./expert_detail.js";
@@ -47,7 +48,9 @@ export default class ExpertsView {
     this.table = new CountsTable(copy);
     this.head = make("p", { className: "experts-head" });
     this.note = make("p", { className: "hint" });
-    const parts = [this.map, this.scale, this.tiers, this.detail, this.table, this.tokens, this.summary, this.residency];
+    const axisNames = [`${tr("Layer")} ↓`, `${tr("Expert")} →`].map((textContent) => make("span", { textContent }));
+    const axes = { element: make("div", { className: "heat-axes", "aria-hidden": "true" }, ...axisNames) }; // the map's name tells them
+    const parts = [this.scale, this.tiers, axes, this.map, this.detail, this.table, this.tokens, this.summary, this.residency];
     this.body = make("div", { className: "experts-body", hidden: true }, this.controls(), this.note);
     this.body.append(...parts.map((part) => part.element));
     element.append(this.head, this.body);
@@ -117,7 +120,7 @@ export default class ExpertsView {
     this.scale.show(top);
     this.tiers.element.hidden = isByTokens;
     this.tiers.show(seen);
-    setText(this.note, noteOf(range, seen));
+    setText(this.note, noteOf(range, seen, shownRange === "total"));
     this.table.show(layers, range.counts);
     this.summary.element.hidden = !range.tokens;
     if (range.tokens) this.summary.show(layers, range.counts, seen.top_k);
@@ -163,13 +166,11 @@ function headOf({ model, layers, num_encoder_layers: numEncoder, num_experts: nu
   return [facts, encoder, missing].filter(Boolean).join(" ");
 }
 
-/** The counted tokens, in one line. */
-function noteOf({ tokens, counts, note = "" }, { top_k: topK, layers, counted_s: countedS }) {
+/** The counted tokens, in one line. `isTotal`: they are all since counting began. */
+function noteOf({ tokens, counts, note = "" }, { top_k: topK, layers, counted_s: countedS }, isTotal) {
   if (!tokens) return note || tr("No tokens were routed in this time. Ask something, and watch.");
   const values = { tokens: formatNumber(tokens), choices: formatNumber(sumAll(counts)), topK, layers: layers.length };
-  const line = [
-    tr("{tokens} tokens made {choices} choices of an expert: {topK} in each of {layers} layers.", values),
-    tr("Counting began {seconds} s ago.", { seconds: formatNumber(Math.round(countedS)) }),
-  ].join(" ");
-  return note ? `${line} ${note}` : line;
+  const line = tr("{tokens} tokens made {choices} choices of an expert: {topK} in each of {layers} layers.", values);
+  const began = isTotal ? tr("Counting began {age}.", { age: ago(countedS) }) : "";
+  return [line, began, note].filter(Boolean).join(" ");
 }
