@@ -197,7 +197,10 @@ def test_tokens_have_the_colours_of_their_experts(inspected, script):
     expect(tooltip(page)).to_contain_text(
         f"Layer 3: experts {', '.join(map(str, script.chosen(2, len(PROMPT + ANSWER) - 2)))}"
     )
-    view(page).get_by_label("Show numbers").check()
+    tokens(page).nth(2).click()  # tells all layers
+    choices = view(page).locator(".token-choices li").all_inner_texts()
+    told = [", ".join(map(str, script.chosen(row, 2))) for row in range(3)]
+    assert choices == [f"Layer {layer}: experts {told[row]}" for row, layer in enumerate(script.layers)]
     assert (
         tokens(page).nth(2).evaluate("it => getComputedStyle(it, '::after').content") == f'"{script.chosen(2, 2)[0]}"'
     )
@@ -369,6 +372,13 @@ def test_axe_finds_nothing(inspected, options):
     tokens(page).nth(2).click()
     expect(tooltip(page)).to_be_visible()
     assert violations(page) == {}
+
+
+def test_a_tapped_cell_shows_its_expert_on_a_phone(inspected):
+    page = inspected(**PHONE)
+    expect(tokens(page)).to_have_count(len(PROMPT + ANSWER))
+    heat_map(page).tap(position={"x": 8, "y": 24})
+    expect(view(page).get_by_role("heading", name="Layer 1, expert 0")).to_be_in_viewport()
 
 
 def test_a_large_model_fits_a_phone(inspected, script):

@@ -37,7 +37,11 @@ export default class ExpertsView {
     this.samples = new Samples();
     this.conversation = new ConversationCounts(ask, chat);
     const onChoose = (...cell) => this.choose(cell);
-    this.map = new HeatMap({ label: tr("Experts of each layer. Arrow keys move, Enter chooses."), onChoose, announce });
+    const onMap = (...cell) => {
+      this.choose(cell);
+      this.detail.element.scrollIntoView({ block: "nearest" }); // on phones it lies below
+    };
+    this.map = new HeatMap({ label: tr("Experts of each layer. Arrow keys move, Enter chooses."), onChoose: onMap, announce });
     const toMap = { onExpert: onChoose, onRoute: (route) => this.map.mark({ route }), onLayer: (row) => this.map.mark({ row }) };
     this.tokens = new TokensView({ ask, chat, announce, ...toMap });
     this.detail = new ExpertDetail(() => this.choose(null));

@@ -6,6 +6,7 @@ import { formatNumber, tr } from "../../translate.js";
 import { make } from "../elements.js";
 import { Routes } from "./routes.js";
 import { templateParts } from "./template_parts.js";
+import { TokenChoices } from "./token_choices.js";
 import { TokenLegend } from "./token_legend.js";
 import { TokenText } from "./token_text.js";
 
@@ -21,10 +22,12 @@ export class TokensView {
     this.foreign = null; // the id of a request from elsewhere, which is offered too
     this.isWhole = false; // whether nothing new can come
     this.playing = null; // the timer
-    const onPick = (token) => onRoute(this.text.routes.cells(token));
+    this.choices = new TokenChoices();
+    const onPick = (token) => this.showChoices(token);
     this.text = new TokenText({ announce, onExpert, onLayer: (row) => this.showLayer(row), onPick });
     this.legend = new TokenLegend((expert) => this.onExpert(this.text.row, expert));
     this.build();
+    this.text.element.classList.add("has-numbers"); // some colours are close
     this.answers.addEventListener("change", () => this.choose(this.answers.value));
     this.slider.addEventListener("input", () => this.showLayer(Number(this.slider.value)));
     this.play.addEventListener("click", () => (this.playing ? this.pause() : this.begin()));
@@ -36,13 +39,13 @@ export class TokensView {
     this.slider = make("input", { type: "range", min: 0, max: 0, step: 1 });
     this.layer = make("span", { className: "layer-number", "aria-hidden": "true" }); // the slider names it
     this.play = make("button", { type: "button", className: "secondary", textContent: tr("Play") });
-    this.numbers = make("input", { type: "checkbox" });
+    this.numbers = make("input", { type: "checkbox", checked: true });
     this.state = make("p", { className: "hint" });
     const layer = make("label", { className: "layer-slider" }, make("span", { textContent: tr("Layer") }), this.slider, this.layer);
     const numbers = make("label", { className: "check" }, this.numbers, make("span", { textContent: tr("Show numbers") }));
     this.controls = make("div", { className: "token-controls" }, this.answers, layer, this.play, numbers);
     const title = make("h3", { textContent: tr("Tokens coloured by expert") });
-    this.element = make("section", {}, title, this.controls, this.state, this.legend.element, this.text.element);
+    this.element = make("section", {}, title, this.controls, this.state, this.legend.element, this.text.element, this.choices.element);
   }
 
   /** The turns whose answers the server may know. */
@@ -100,6 +103,7 @@ export class TokensView {
 
   clear(state) {
     this.text.clear();
+    this.choices.hide();
     this.onRoute([]);
     this.onLayer(null);
     this.legend.element.hidden = true;
@@ -111,6 +115,13 @@ export class TokensView {
     const messages = this.messages();
     this.text.show(routes, messages ? templateParts(texts, messages) : texts.map(() => false));
     this.showAbout();
+  }
+
+  /** Show what a token chose in all layers, here and on the map. */
+  showChoices(token) {
+    const { routes } = this.text;
+    this.choices.show(routes, token);
+    this.onRoute(routes.cells(token));
   }
 
   /** The texts that the prompt was made of; null: not known here. */
@@ -140,7 +151,7 @@ export class TokensView {
     const { numWithout } = routes;
     const parts = [
       routes.topK > 1
-        ? tr("A token has the colour of the expert with the largest weight. The line below it is the second expert.")
+        ? tr("A token has the colour of the expert with the largest weight. The line below it is the second expert. The shares count first experts alone.")
         : tr("A token has the colour of its expert."),
       numWithout ? tr("Hatched tokens have no experts: {count}. Point at one for the reason.", { count: formatNumber(numWithout) }) : "",
       firstShown ? tr("The first {count} tokens of the prompt are not shown.", { count: formatNumber(firstShown) }) : "",
