@@ -26,7 +26,9 @@ def test_an_answer_appears_before_it_is_complete(page, say, go_on, engine, asked
     expect(page.get_by_role("log", name="Conversation")).to_have_attribute("aria-busy", "false")
     assert asked() == ["<|user|>What is the capital of France?<|assistant|>"]
     num_tokens = len("Paris is the capital of France.") + 1  # bytes, and the end of sequence
-    expect(measured(page)).to_have_text(re.compile(rf"^{num_tokens} tokens in \d+\.\d s · \d+\.\d tokens/s while writing$"))
+    expect(measured(page)).to_have_text(
+        re.compile(rf"^{num_tokens} tokens in \d+\.\d s · \d+\.\d tokens/s while writing$")
+    )
 
 
 def test_stop_cancels_the_work(page, say, engine):
