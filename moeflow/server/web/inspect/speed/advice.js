@@ -6,6 +6,8 @@ import { setText } from "../../set_text.js";
 import { tr } from "../../translate.js";
 import { digits, factor } from "./units.js";
 
+const IN_WORK = "being worked out"; // of the server
+
 export class AdviceList {
   /** `copy(text, button)` copies a command. */
   constructor(copy) {
@@ -43,6 +45,7 @@ export class AdviceList {
 }
 
 function reasonText(items, unknown, isRough) {
+  if (unknown === IN_WORK) return tr("Working out what would help…");
   if (unknown) return tr("What would help is not known: {reason}", { reason: tr(unknown) });
   if (!items.length) return tr("The planner knows no change that would help.");
   const what = tr("The planner's estimates for this machine, each planned anew.");
@@ -51,14 +54,14 @@ function reasonText(items, unknown, isRough) {
 
 function changeText({ kind, change, option, full_tokens_per_s: full }) {
   if (kind === "option") return tr("Start with {option}", { option });
-  if (kind === "batch") return tr("More requests at once: {count}", { count: change.split(" ")[0] });
+  if (kind === "batch") return tr("{count} requests at once", { count: change.split(" ")[0] });
   return option ? `${sentence(tr(change))} (${option})` : sentence(tr(change));
 }
 
 const sentence = (text) => text[0].toUpperCase() + text.slice(1);
 
 function gainText({ speedup_alone: alone, speedup_full: full, kind }) {
-  if (kind === "batch") return tr("{factor} tokens/s in all", { factor: factor(full) });
+  if (kind === "batch") return tr("{factor} times as many tokens/s in all", { factor: digits(full, 2) });
   const parts = [];
   if (alone !== null) parts.push(tr("{factor} for one request", { factor: factor(alone) }));
   if (full !== null) parts.push(tr("{factor} for many at once", { factor: factor(full) }));

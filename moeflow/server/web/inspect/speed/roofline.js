@@ -159,13 +159,16 @@ function drawRoofs(pen, { x, y, box }, roofs, { text, muted, ground }) {
 /** The names of the peaks, side by side where they would cover each other. */
 function drawPeaks(pen, { y, box }, roofs, { text, muted, ground }) {
   pen.textAlign = "right";
+  pen.font = FONT; // labels are measured before they are written
   let [lastTop, right] = [-Infinity, box.right - 4];
   for (const [format, peak] of highestFirst(roofs)) {
     const label = `${format} ${decimal(peak, "FLOP/s")}`;
     const isBeside = y(peak) - lastTop < LABEL_PX;
+    const width = pen.measureText(label).width;
     right = isBeside ? right : box.right - 4;
+    if (right - width < box.left) continue; // the lines are closer than labels are high, and the window is narrow
     writeOver(pen, label, right, y(peak) - 2, format === roofs.weights_roof ? text : muted, ground);
-    right -= pen.measureText(label).width + 12;
+    right -= width + 12;
     lastTop = y(peak);
   }
 }

@@ -35,10 +35,10 @@ export function newest({ decode, prompts }) {
 
 export function bindingName(binds) {
   const names = {
-    memory: tr("Memory bandwidth is the limit"),
-    compute: tr("Arithmetic is the limit"),
-    disk: tr("The disk is the limit"),
-    exchange: tr("Exchange between processes is the limit"),
+    memory: tr("The limit now: memory speed"),
+    compute: tr("The limit now: arithmetic"),
+    disk: tr("The limit now: the disk"),
+    exchange: tr("The limit now: exchange between processes"),
   };
   return names[binds];
 }
