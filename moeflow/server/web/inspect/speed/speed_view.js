@@ -6,6 +6,7 @@ import { addStyles } from "../../add_styles.js";
 import { make } from "../elements.js";
 import { AdviceList } from "./advice.js";
 import { Comparison } from "./comparison.js";
+import { LastSeen } from "./last_seen.js";
 import { MemoryBar } from "./memory_bar.js";
 import { PointTable } from "./point_table.js";
 import { Roofline } from "./roofline.js";
@@ -19,6 +20,7 @@ export default class SpeedView {
 
   constructor(element, { ask, copy }) {
     this.ask = ask;
+    this.last = new LastSeen();
     this.verdict = new Verdict();
     this.roofline = new Roofline();
     this.source = make("p", { className: "hint" });
@@ -37,7 +39,7 @@ export default class SpeedView {
   }
 
   async update(signal) {
-    const seen = await this.ask("stats/speed", { signal });
+    const seen = this.last.complete(await this.ask("stats/speed", { signal }));
     this.verdict.show(seen);
     this.roofline.show(seen);
     setText(this.source, sourceText(seen.roofs));
