@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -18,7 +18,7 @@ from moeflow.server.stories.phases import Phase
 from moeflow.server.stories.reasons import Reason, slow_because
 from moeflow.server.stories.seen import Experts, Pass, Seen, seen_of
 from moeflow.server.stories.stories import MAX_STORIES
-from moeflow.server.stories.story import Story, with_queue_known
+from moeflow.server.stories.story import State, Story, with_queue_known
 from moeflow.server.stories.tokens import RoutedToken, RoutedTokens, tokens_of
 
 with on_demand(__name__):
@@ -64,10 +64,10 @@ class StoriesResponse(BaseModel):
 async def list_stories(
     request: Request,
     service: Annotated[Service, Depends(get_service)],
-    state: Annotated[Literal["running", "done", "stopped", "failed"] | None, Query()] = None,
+    state: Annotated[State | None, Query()] = None,
     model: Annotated[str | None, Query(description="Name of the model; default: all.")] = None,
 ) -> Any:
-    """Return the stories of the running requests and of the last 200 others."""
+    """Return the stories of the running requests, of the last 200 others, and of the last 50 that were refused."""
     name = None if model is None else service.models.find(model).name
     stories = listed(service, request, await service.stories.all())
     chosen = [it for it in stories if state in (None, it.state) and name in (None, it.model)]

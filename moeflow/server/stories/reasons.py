@@ -36,7 +36,12 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 def slow_because(story: Story, seen: Seen, pace: Pace = UNKNOWN_PACE) -> list[Reason]:
-    """Return the reasons: the phases that took longest, at least one, then the pace, and what the engine has seen."""
+    """Return the reasons: the phases that took longest, at least one, then the pace, and what the engine has seen.
+
+    A refused request took no time that needs one.
+    """
+    if story.state == "refused":
+        return []
     by_share = sorted(story.phase_s.items(), key=lambda item: item[1], reverse=True)
     large = [name for name, duration_s in by_share if duration_s >= LEAST_SHARE * story.total_s][:MAX_PHASES]
     longest = large or [by_share[0][0]]

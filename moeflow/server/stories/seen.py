@@ -55,6 +55,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 async def seen_of(served: ServedModel | None, story: Story) -> Seen:
     """Ask the engines of a model about a request; they observe their passes then for a while."""
+    if story.state == "refused":
+        return Seen()
     if served is None or served.generator is None:
         return Seen(not_observed=NOT_OBSERVED["not loaded"])
     sights = await served.look(RequestQuestion(story.object_id))

@@ -13,8 +13,21 @@ import msgspec
 from moeflow.server.request_log import RequestRecord
 from moeflow.server.stories.phases import Phase, phases_of
 
-State = Literal["running", "done", "stopped", "failed"]
+State = Literal["running", "done", "stopped", "failed", "refused"]
 _ERROR_CHARACTERS = 500
+_GENERATE = frozenset(  # endpoints whose refused requests are listed
+    (
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/embeddings",
+        "/api/chat",
+        "/api/generate",
+        "/api/embed",
+        "/api/embeddings",
+    )
+)
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,9 +39,10 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     key: str | None  # the name of the API key; None: no key was needed, or a batch job asked
     is_batch: bool  # a line of a batch job
-    state: State  # stopped: the client left before the end
+    state: State  # stopped: the client left before the end; refused: its work never began
     end: str  # the word for it in the request log: reasons of sequences, an error's code, "disconnected"; "": running
     error: str | None
+    status: int | None = None  # of its answer; None: none was begun
     started_at: float  # unix seconds
     total_s: float  # so far
     phases: list[Phase]  # in order, without gaps: their durations add up to the total
@@ -71,6 +85,7 @@ def story_of(record: RequestRecord, *, is_over: bool) -> Story:
         state=_state_of(record) if is_over else "running",
         end=record.end if is_over else "",
         error=failure.detail[:_ERROR_CHARACTERS] if failure else None,
+        status=record.status,
         started_at=time.time() - (now_s - record.started_s),
         total_s=now_s - record.started_s,
         phases=phases_of(record.started_s, work, now_s),
@@ -85,6 +100,39 @@ def story_of(record: RequestRecord, *, is_over: bool) -> Story:
         tokens_per_s=(num_tokens - 1) / decode_s if decode_s and num_tokens > 1 else None,
         slowest_gap_s=work.slowest_gap_s,
         slowest_gap_at=work.slowest_gap_at,
+    )
+
+
+def refused_story(record: RequestRecord) -> Story | None:
+    """Return the story of a request for a generation that was refused; None: it was none, or had no right key."""
+    if record.work is not None or record.error is None or record.endpoint not in _GENERATE or record.status == 401:
+        return None
+    total_s = time.monotonic() - record.started_s
+    return Story(
+        id=record.request_id,
+        object_id="",
+        endpoint=record.endpoint,
+        model="",  # it may name none that is served
+        key=record.account.name if record.account else None,
+        is_batch=False,
+        state="refused",
+        end=record.end,
+        error=record.error.detail[:_ERROR_CHARACTERS],
+        status=record.status,
+        started_at=time.time() - total_s,
+        total_s=total_s,
+        phases=[Phase("received", 0.0, total_s)],
+        prompt_tokens=0,
+        cached_tokens=0,
+        completion_tokens=0,
+        sequences=0,
+        sequences_ahead=0,
+        drafted_tokens=0,
+        accepted_tokens=0,
+        first_token_s=None,
+        tokens_per_s=None,
+        slowest_gap_s=None,
+        slowest_gap_at=None,
     )
 
 

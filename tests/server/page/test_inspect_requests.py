@@ -62,7 +62,7 @@ def test_requests_of_all_programs_are_listed_and_open_by_keys(app, serve, open_p
     expect(rows(page)).to_have_count(2)
     expect(rows(page).first).to_contain_text("second")
     expect(rows(page).first).to_contain_text("failed")
-    expect(rows(page).last).to_contain_text("2 + 3")
+    expect(rows(page).last).to_contain_text("2 in, 3 out")
     complete(url, "third")
     expect(rows(page).first).to_contain_text("third")  # by itself
     search = view(page).get_by_role("searchbox")

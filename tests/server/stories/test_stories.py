@@ -47,6 +47,23 @@ async def has_running(http, count: int = 1) -> list[dict]:
     return found
 
 
+async def test_refused_requests_are_listed_and_displace_no_other(http):
+    answer = await http.post("/v1/chat/completions", json=CHAT)
+    refused = await http.post("/v1/chat/completions", json={**CHAT, "model": "wrong"})
+    assert refused.status_code == 404
+    assert (await http.get("/v1/models/wrong")).status_code == 404  # it asks for no tokens
+    found, other = await listed(http)
+    assert (found["state"], found["status"], found["endpoint"]) == ("refused", 404, "/v1/chat/completions")
+    told = await story(http, refused.headers["x-request-id"])
+    assert "wrong" in told["error"]
+    assert (told["slow_because"], told["not_observed"]) == ([], "")
+    assert other["id"] == answer.headers["x-request-id"]
+    for _ in range(stories.MAX_REFUSED + 1):
+        await http.post("/v1/completions", json={"prompt": 1.5})
+    assert len(await listed(http, state="refused")) == stories.MAX_REFUSED
+    assert len(await listed(http, state="done")) == 1
+
+
 async def test_the_story_of_an_answer_has_the_numbers_of_its_usage(http, engine):
     engine.num_cached_tokens = 3
     answer = await http.post("/v1/chat/completions", json=CHAT)
@@ -188,8 +205,8 @@ async def test_a_client_that_leaves(app, engine, stream):
 
 
 async def test_what_generates_nothing_has_no_story(http):
-    await http.post("/v1/completions", json={"prompt": ""})
     await http.post("/tokenize", json={"prompt": "Hi"})
+    await http.post("/tokenize", json={"prompt": 1.5})
     await http.get("/v1/models")
     assert await listed(http) == []
 

@@ -40,5 +40,5 @@ export function kindOf({ endpoint, is_batch: isBatch }) {
 }
 
 export function stateName(state) {
-  return { running: tr("running"), done: tr("done"), stopped: tr("stopped"), failed: tr("failed") }[state];
+  return { running: tr("running"), done: tr("done"), stopped: tr("stopped"), failed: tr("failed"), refused: tr("refused") }[state];
 }

@@ -7,7 +7,7 @@ import { make } from "../elements.js";
 import { clock, kindOf, seconds, speed, stateName } from "./format.js";
 
 const HEADS = [textKey("Request"), textKey("Kind"), textKey("State"), textKey("Came at"), textKey("Tokens"), textKey("First token"), textKey("Tokens/s"), textKey("Total")];
-const STATES = ["running", "done", "stopped", "failed"];
+const STATES = ["running", "done", "stopped", "failed", "refused"];
 
 export class RequestList {
   /** `onOpen(id)` is called for a chosen request. */
@@ -63,9 +63,10 @@ export class RequestList {
 
   row(old, story) {
     const row = old ?? this.newRow(story.id);
-    const texts = [kindOf(story), stateName(story.state), clock(story.started_at), `${formatNumber(story.prompt_tokens)} + ${formatNumber(story.completion_tokens)}`, orNone(story.first_token_s, seconds), orNone(story.tokens_per_s, speed), seconds(story.total_s)];
+    const texts = [kindOf(story), stateText(story), clock(story.started_at), tokensText(story), orNone(story.first_token_s, seconds), orNone(story.tokens_per_s, speed), seconds(story.total_s)];
     texts.forEach((text, i) => setText(row.cells[i + 1], text));
     row.dataset.state = story.state;
+    row.cells[2].title = story.error ?? "";
     return row;
   }
 
@@ -91,6 +92,12 @@ export class RequestList {
     target.focus();
   }
 }
+
+/** "refused (404)" */
+const stateText = ({ state, status }) => (state === "refused" && status ? `${stateName(state)} (${status})` : stateName(state));
+
+/** "34 in, 20 out" */
+const tokensText = ({ state, prompt_tokens: prompt, completion_tokens: answer }) => (state === "refused" ? NONE : tr("{prompt} in, {answer} out", { prompt: formatNumber(prompt), answer: formatNumber(answer) }));
 
 const orNone = (value, format) => (value === null ? NONE : format(value));
 

@@ -16,7 +16,7 @@ export class StoryView {
   /** `onBack()` is called to leave it; `context` is that of the inspector. */
   constructor(onBack, { copy, open }) {
     this.story = null;
-    this.back = make("button", { type: "button", className: "link", textContent: tr("All requests") });
+    this.back = make("button", { type: "button", className: "secondary story-back", textContent: tr("All requests") });
     this.back.addEventListener("click", onBack);
     this.title = make("h3", { tabIndex: -1 });
     this.missing = make("p", { className: "hint" });
@@ -35,7 +35,8 @@ export class StoryView {
     };
     const limits = make("button", { type: "button", className: "link", textContent: tr("What limits the speed now") });
     limits.addEventListener("click", () => open("speed"));
-    this.all = make("div", {}, section(tr("What took longest"), this.reasons, limits), section(tr("Where the time went"), this.phases), this.note, ...Object.values(this.parts), section(tr("Numbers"), this.facts), this.json(copy));
+    this.why = make("div", {}, section(tr("What took longest"), this.reasons, limits), section(tr("Where the time went"), this.phases));
+    this.all = make("div", {}, this.why, this.note, ...Object.values(this.parts), section(tr("Numbers"), this.facts), this.json(copy));
     this.element = make("article", { className: "story" }, this.back, this.title, this.missing, this.all);
   }
 
@@ -44,7 +45,7 @@ export class StoryView {
     const saveButton = make("button", { type: "button", className: "link", textContent: tr("Save JSON") });
     const text = () => `${JSON.stringify(this.story, null, 1)}\n`;
     copyButton.addEventListener("click", () => copy(text(), copyButton));
-    saveButton.addEventListener("click", () => saveText(`${this.story.object_id}.json`, "application/json", text()));
+    saveButton.addEventListener("click", () => saveText(`${this.story.object_id || this.story.id}.json`, "application/json", text()));
     return make("p", { className: "story-json" }, copyButton, saveButton);
   }
 
@@ -67,6 +68,7 @@ export class StoryView {
     this.all.hidden = false;
     setText(this.title, `${kindOf(story)}: ${stateName(story.state)}`);
     this.reasons.replaceChildren(...story.slow_because.map(({ template: title, values }) => make("li", { textContent: tr(title, unbroken(values)) })));
+    this.why.hidden = story.state === "refused"; // it took no time that tells anything
     this.phases.replaceChildren(phasesElement(story));
     listFacts(this.facts, factsOf(story));
     setText(this.note, missingOf(story));
@@ -96,6 +98,7 @@ function section(title, ...content) {
 }
 
 function factsOf(story) {
+  if (story.state === "refused") return refusalFacts(story);
   const cached = story.prompt_tokens ? story.cached_tokens / story.prompt_tokens : 0;
   const hasDrafts = story.drafted_tokens && !story.token_trees; // else they have a section of their own
   const drafted = hasDrafts ? [[tr("Drafts right"), tr("{accepted} of {drafted}", { accepted: formatNumber(story.accepted_tokens), drafted: formatNumber(story.drafted_tokens) })]] : [];
@@ -119,5 +122,16 @@ function factsOf(story) {
     [tr("End"), story.end || NONE],
     [tr("Request id"), story.id],
     [tr("Answer’s id"), story.object_id],
+  ];
+}
+
+function refusalFacts(story) {
+  return [
+    [tr("Error"), story.error],
+    [tr("HTTP status"), story.status === null ? NONE : String(story.status)],
+    [tr("Came at"), clock(story.started_at)],
+    ...(story.key ? [[tr("API key"), story.key]] : []),
+    [tr("End"), story.end],
+    [tr("Request id"), story.id],
   ];
 }
