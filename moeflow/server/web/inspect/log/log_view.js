@@ -8,6 +8,7 @@ import { lineElement, lineText } from "./log_line.js";
 
 const MAX_LINES = 1000; // that are kept here, as by the server
 const LEVELS = ["debug", "info", "warning", "error", "critical"];
+const POLLED = ["/tokenize", "/v1/models"]; // by the page, while it is open
 const NEAR_END = 40; // pixels
 
 export default class LogView {
@@ -22,14 +23,15 @@ export default class LogView {
     this.isPaused = false;
     this.level = make("select", {}, ...["debug", "info", "warning", "error"].map((level) => new Option(level, level, false, level === "debug")));
     this.filter = make("input", { type: "search", autocomplete: "off", spellcheck: false });
+    this.polls = make("input", { type: "checkbox" });
     this.pause = action(tr("Pause"), () => this.togglePause(), "secondary");
     this.copyButton = action(tr("Copy"), () => copy(this.wanted.map(lineText).join("\n"), this.copyButton), "secondary");
     this.state = make("p", { className: "hint" });
     this.list = make("ol", { className: "log-lines" });
     const tools = make("div", { className: "log-tools" });
-    tools.append(make("label", {}, tr("Level"), this.level), make("label", {}, tr("Text"), this.filter), this.pause, this.copyButton);
+    tools.append(make("label", {}, tr("Level"), this.level), make("label", {}, tr("Text"), this.filter), make("label", {}, this.polls, tr("Routine requests of the page")), this.pause, this.copyButton);
     element.append(tools, this.state, this.list);
-    for (const control of [this.level, this.filter]) control.addEventListener("input", () => this.showAll());
+    for (const control of [this.level, this.filter, this.polls]) control.addEventListener("input", () => this.showAll());
   }
 
   /** The lines that level and text select. */
@@ -39,6 +41,7 @@ export default class LogView {
 
   isWanted(line) {
     const text = this.filter.value.trim().toLowerCase();
+    if (!this.polls.checked && isPoll(line)) return false;
     return LEVELS.indexOf(line.level) >= LEVELS.indexOf(this.level.value) && (!text || lineText(line).toLowerCase().includes(text));
   }
 
@@ -80,4 +83,9 @@ export default class LogView {
     const text = tr("{shown} of {total} lines", counts);
     setText(this.state, this.isPaused ? tr("{text}, paused", { text }) : text);
   }
+}
+
+/** Whether a line is of a request that pages send again and again, and that went well. */
+function isPoll({ message, fields }) {
+  return message === "request" && POLLED.includes(fields.path) && fields.status < 400;
 }
