@@ -47,7 +47,7 @@ export class PassesChart {
   draw(pen, size) {
     const { passes } = this;
     if (!passes.length) return;
-    const { accent, muted, wrong, text } = colours(this.canvas, "accent", "muted", "wrong", "text");
+    const { accent, muted, wrong, text } = colours(this.canvas, "accent", "prompts", "wrong", "text");
     const ends = passes.map((pass) => pass.start_s + pass.duration_s);
     const axis = (low, high) => ({ low, high, format: seconds });
     const place = drawAxes(pen, size, { x: axis(passes[0].start_s, Math.max(...ends)), y: axis(0, Math.max(...passes.map((pass) => pass.duration_s))) });
@@ -57,7 +57,7 @@ export class PassesChart {
       const width = Math.max(1, place.x(ends[i]) - left - 1);
       const bar = (fromS, toS) => [left, place.y(toS), width, place.y(fromS) - place.y(toS)];
       const stallS = Math.min(pass.stall_s ?? 0, pass.duration_s);
-      pen.fillStyle = pass.is_prompt ? muted : accent;
+      pen.fillStyle = pass.is_prompt ? prompts : accent;
       pen.fillRect(...bar(0, pass.duration_s - stallS));
       if (pass.is_prompt) hatch(pen, bar(0, pass.duration_s - stallS), text);
       pen.fillStyle = wrong;
