@@ -47,7 +47,7 @@ export class PassesChart {
   draw(pen, size) {
     const { passes } = this;
     if (!passes.length) return;
-    const { accent, muted, wrong, text } = colours(this.canvas, "accent", "prompts", "wrong", "text");
+    const { accent, prompts, wrong, text } = colours(this.canvas, "accent", "prompts", "wrong", "text");
     const ends = passes.map((pass) => pass.start_s + pass.duration_s);
     const axis = (low, high) => ({ low, high, format: seconds });
     const place = drawAxes(pen, size, { x: axis(passes[0].start_s, Math.max(...ends)), y: axis(0, Math.max(...passes.map((pass) => pass.duration_s))) });
