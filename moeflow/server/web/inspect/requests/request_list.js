@@ -102,4 +102,4 @@ const tokensText = ({ state, prompt_tokens: prompt, completion_tokens: answer })
 const orNone = (value, format) => (value === null ? NONE : format(value));
 
 /** The ids of this server are long, and begin alike. */
-const shortened = (id) => (id.length > 16 ? `${id.slice(0, 12)}…` : id);
+const shortened = (id) => (id.length > 16 ? `${id.slice(0, 8)}…` : id);
