@@ -63,14 +63,15 @@ export default class RequestsView {
 
   back() {
     const id = this.opened;
+    this.hide();
+    this.list.focus(id);
+  }
+
+  /** Leave the story: the tab begins with the list. */
+  hide() {
     this.opened = null;
     this.story.hide();
     this.story.element.hidden = true;
     this.list.element.hidden = false;
-    this.list.focus(id);
-  }
-
-  hide() {
-    this.story.hide();
   }
 }
