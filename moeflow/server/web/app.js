@@ -105,7 +105,7 @@ const shortcuts = new Shortcuts(at("shortcuts"), [
   { keys: "Control+Shift+E", label: tr("Edit the last question"), action: () => pressLast(".edit") },
   { keys: "Control+Shift+U", label: tr("System prompt of this conversation"), action: () => head.edit() },
   { keys: "Control+Shift+L", label: tr("Prompt library"), action: () => prompts.manage() },
-  { keys: "Control+Shift+X", label: tr("Inspector"), action: () => inspector.toggle() },
+  { keys: "Control+Shift+X", label: tr("Inspect"), action: () => inspector.toggle() },
   { keys: "Control+Shift+B", label: tr("Branches"), action: showBranches },
   { keys: "Control+,", label: tr("Settings"), action: openSettings },
   { keys: "Control+/", label: tr("Keyboard shortcuts"), action: () => shortcuts.show() },
@@ -118,6 +118,7 @@ const serverView = new ServerView(server, {
 // For views: ask(path, options) returns JSON, with the key sent and the chosen model named by `?model=`. askFile returns
 // a Blob. announce(text) is for screen readers; open(id, argument) shows a view.
 const inspector = new Inspector(at("inspector"), at("open-inspector"), { ask, askFile, server, chat, announce, copy });
+for (const figure of document.querySelectorAll(".numbers button")) figure.addEventListener("click", () => inspector.show(figure.dataset.view));
 
 // ---- showing
 

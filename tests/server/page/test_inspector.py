@@ -16,7 +16,7 @@ WIDE = {"viewport": {"width": 1280, "height": 800}}
 
 
 def inspector(page):
-    return page.get_by_role("dialog", name="Inspector")
+    return page.get_by_role("dialog", name="Inspect")
 
 
 def test_back_closes_it_on_a_phone(app, serve, open_page):
@@ -48,3 +48,15 @@ def test_every_tab_and_the_name_of_the_model_are_in_sight(app, serve, open_page,
         assert box["y"] + box["height"] <= bar["y"] + bar["height"]
     if options is not PHONE:  # there the inspector covers the name
         assert page.locator("#model-name").evaluate("it => it.scrollWidth <= it.clientWidth")
+
+
+def test_figures_open_their_view_and_escape_closes_it(app, serve, open_page):
+    page = open_page(serve(app), **WIDE)
+    button(page, "Queue 0").click()
+    expect(inspector(page).get_by_role("tab", name="Requests")).to_have_attribute("aria-selected", "true")
+    button(page, "KV cache –").click()
+    speed = inspector(page).get_by_role("tab", name="Speed & memory")
+    expect(speed).to_have_attribute("aria-selected", "true")
+    speed.focus()
+    page.keyboard.press("Escape")
+    expect(inspector(page)).to_be_hidden()

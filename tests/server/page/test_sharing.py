@@ -70,7 +70,7 @@ def test_paper_has_the_conversation_without_controls(page, say):
     button(page, "Inspect").click()
     page.emulate_media(media="print")
     expect(answer(page)).to_be_hidden()
-    expect(page.get_by_role("dialog", name="Inspector")).to_be_visible()
+    expect(page.get_by_role("dialog", name="Inspect")).to_be_visible()
 
 
 def test_the_page_can_be_installed(page):

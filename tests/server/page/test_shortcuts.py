@@ -120,7 +120,7 @@ def test_a_keyboard_without_latin_letters(page, say):
 VIEWS = {
     "Control+Shift+B": "Branches",
     "Control+Shift+L": "Prompt library",
-    "Control+Shift+X": "Inspector",
+    "Control+Shift+X": "Inspect",
     "Control+Shift+Y": "Try other settings",
     "Control+,": "Settings",
 }

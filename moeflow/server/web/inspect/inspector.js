@@ -38,6 +38,7 @@ export class Inspector {
     this.panel.addEventListener("close", () => this.ended());
     this.wide.addEventListener("change", () => this.place());
     this.tabs.addEventListener("keydown", (event) => this.step(event));
+    this.panel.addEventListener("keydown", (event) => this.escape(event));
     document.addEventListener("visibilitychange", () => this.run());
     addEventListener("popstate", () => this.followHistory());
   }
@@ -152,6 +153,12 @@ export class Inspector {
     if (!this.panel.open && history.state?.hasInspector) history.back();
     else if (this.panel.matches(":modal") && !this.asked) history.pushState({ hasInspector: true }, "", url);
     else history.replaceState(history.state, "", url);
+  }
+
+  /** Escape closes the panel beside the conversation, too. First it empties a search. */
+  escape({ key, target, defaultPrevented, isComposing }) {
+    if (key !== "Escape" || defaultPrevented || isComposing || this.panel.matches(":modal")) return;
+    if (target.type !== "search" || !target.value) this.panel.close();
   }
 
   /** Back and Forward: beside the conversation, the panel stays open. */
