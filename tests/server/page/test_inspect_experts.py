@@ -332,7 +332,11 @@ def test_an_answer_leads_to_its_experts(app, serve, open_page, script):
     send_and_wait(page, "Why you?")
     turns(page).first.get_by_role("button", name="Which experts?").click()
     expect(view(page).get_by_role("heading", name="Tokens coloured by expert")).to_be_in_viewport()
-    expect(view(page).get_by_label("Answer").locator("option:checked")).to_have_text("1. Why me?")
+    expect(view(page).get_by_label("Answer", exact=True).locator("option:checked")).to_have_text("1. Why me?")
+    expect(view(page).get_by_role("radio", name="Shown answer")).to_be_checked()
+    expect(view(page).locator(".experts-body > .hint")).to_contain_text("8 tokens made 48 choices")
+    view(page).get_by_text("as a table").click()
+    assert table(page) == script.counts()
     expect(tokens(page)).to_have_count(len(PROMPT + ANSWER))
 
 

@@ -90,11 +90,11 @@ def test_real_passes_are_drawn_summed_listed_and_saved(timeline_page):
     listed = rows(page, "Spans in sight")
     assert 0 < int(canvas(page).get_attribute("data-drawn")) <= spans, "some share a pixel"
     with page.expect_download() as download:
-        button(page, "Export").click()
+        button(page, "Export for Perfetto").click()
     saved = json.loads(Path(download.value.path()).read_text())
     slices = [event for event in saved["traceEvents"] if event["ph"] == "X"]
     assert sorted(event["name"] for event in slices) == sorted(row[1] for row in listed)
-    assert download.value.suggested_filename.endswith(".json")
+    assert download.value.suggested_filename.startswith("moeflow-timeline-")
     assert Axe().run(page).response["violations"] == []
 
 

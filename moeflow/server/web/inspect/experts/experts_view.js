@@ -85,6 +85,7 @@ export default class ExpertsView {
     this.inConversation = await this.conversation.read(seen, signal);
     this.show();
     await this.tokens.update(seen.layers, signal);
+    if (this.shownRange === "answer") this.show(); // its tokens may be new
     if (this.isToScroll) this.tokens.element.scrollIntoView();
     this.isToScroll = false;
   }
@@ -100,6 +101,7 @@ export default class ExpertsView {
   /** Show the tokens of a request, such as one of the API, by its id. The next update brings them. */
   open({ request }) {
     this.tokens.open(request);
+    this.range = "answer"; // the map shows the same tokens
     this.isToScroll = true;
   }
 
@@ -108,11 +110,16 @@ export default class ExpertsView {
     return this.range ?? (this.inConversation.tokens ? "conversation" : "total");
   }
 
+  countsIn(range, seen) {
+    if (range === "conversation") return this.inConversation;
+    return range === "answer" ? this.tokens.countsOf(seen.layers) : seen[range];
+  }
+
   show() {
     const { shownRange } = this;
     const seen = this.replica.pick(this.answer);
     for (const input of this.ranges.querySelectorAll("input")) input.checked = input.value === shownRange;
-    const range = shownRange === "conversation" ? this.inConversation : seen[shownRange];
+    const range = this.countsIn(shownRange, seen);
     const { layers, num_experts: numExperts } = seen;
     const relative = range.counts.map(relativeToEven);
     const top = scaleTop(quantile(relative.flat(), SCALE_SHARE));

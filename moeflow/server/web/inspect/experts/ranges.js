@@ -7,6 +7,7 @@ export const RANGES = [
   ["last_pass", textKey("Last pass")],
   ["last_minute", textKey("Last minute")],
   ["conversation", textKey("This conversation")],
+  ["answer", textKey("Shown answer")],
   ["total", textKey("Since counting began")],
 ];
 

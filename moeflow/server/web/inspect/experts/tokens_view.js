@@ -165,6 +165,14 @@ export class TokensView {
     this.showLayer(row);
   }
 
+  /** The counts of the shown tokens, if they are of a model with these layers: { tokens, counts }. */
+  countsOf(layers) {
+    const { routes } = this.text;
+    if (String(routes?.layers) !== String(layers)) return { tokens: 0, counts: [] };
+    const counts = layers.map((_, row) => routes.counts(row, routes.topK));
+    return { tokens: routes.tokens.length - routes.numWithout, counts };
+  }
+
   /** Texts of tokens that chose an expert, with how often, the most frequent first: [[text, count], …]. */
   textsOf(row, expert) {
     return this.text.routes?.textsOf(row, expert) ?? [];

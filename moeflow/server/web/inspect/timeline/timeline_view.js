@@ -83,7 +83,7 @@ export default class TimelineView {
   }
 
   exportButton() {
-    this.exporter = this.button(tr("Export"), () => this.export(), "quiet", {
+    this.exporter = this.button(tr("Export for Perfetto"), () => this.export(), "quiet", {
       title: tr("Save the passes as a file that ui.perfetto.dev opens"),
     });
     return this.exporter;
@@ -137,7 +137,7 @@ export default class TimelineView {
 
   export() {
     const time = new Date(1000 * this.received.otherData.started_s).toISOString().slice(0, 19).replaceAll(":", "-");
-    saveText(`moeflow-${time}.json`, "application/json", JSON.stringify(this.received));
+    saveText(`moeflow-timeline-${time}.json`, "application/json", JSON.stringify(this.received));
   }
 
   hide() {
