@@ -118,6 +118,7 @@ def test_keys_go_from_span_to_span_and_zoom(timeline_page):
     page.keyboard.press("Enter")
     expect(tooltip(page)).to_contain_text("experts 2")
     view(page).get_by_text("Spans as a table").click()
+    expect(view(page).get_by_role("region", name="Spans in sight").locator("tbody tr").first).to_be_visible()
     in_sight = len(rows(page, "Spans in sight"))
     assert 2 <= in_sight < drawn
     expect(canvas(page)).to_have_attribute("data-drawn", str(in_sight))

@@ -54,7 +54,7 @@ def test_figures_open_their_view_and_escape_closes_it(app, serve, open_page):
     page = open_page(serve(app), **WIDE)
     button(page, "Queue 0").click()
     expect(inspector(page).get_by_role("tab", name="Requests")).to_have_attribute("aria-selected", "true")
-    button(page, "KV cache –").click()
+    page.get_by_role("button", name="KV cache").click()
     speed = inspector(page).get_by_role("tab", name="Speed & memory")
     expect(speed).to_have_attribute("aria-selected", "true")
     speed.focus()

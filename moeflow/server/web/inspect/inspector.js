@@ -155,7 +155,7 @@ export class Inspector {
     else history.replaceState(history.state, "", url);
   }
 
-  /** Escape closes the panel beside the conversation, too. First it empties a search. */
+  /** Escape closes the panel in wide windows, too. First it empties a search. */
   escape({ key, target, defaultPrevented, isComposing }) {
     if (key !== "Escape" || defaultPrevented || isComposing || this.panel.matches(":modal")) return;
     if (target.type !== "search" || !target.value) this.panel.close();
