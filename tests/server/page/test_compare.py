@@ -57,7 +57,7 @@ def test_an_answer_is_tried_with_other_settings(page, say, engine, asked, tmp_pa
     expect(attempts(page).last.get_by_role("button", name="Use this answer")).to_be_hidden()
     button(page, "Inspect").click()  # its styles do not reach here
     expect(attempts(page).last.locator(".use-answer")).to_have_css("border-top-width", "0px")
-    page.get_by_role("dialog", name="Inspector").get_by_role("button", name="Close").click()
+    page.get_by_role("dialog", name="Inspect").get_by_role("button", name="Close").click()
     attempts(page).first.get_by_role("button", name="Use this answer").click()
     expect(attempts(page)).to_have_count(0)
     expect(answer(page)).to_have_text("First.")
