@@ -67,7 +67,7 @@ def take(path: str, options: argparse.Namespace) -> None:
         for number, question in enumerate(QUESTIONS, start=1):
             page.get_by_label("Your message").fill(question)
             page.keyboard.press("Enter")
-            answered = page.get_by_role("article").nth(number - 1).get_by_role("button", name="Try again")
+            answered = page.get_by_role("article").nth(number - 1).get_by_role("button", name="Try again", exact=True)
             answered.wait_for(timeout=ANSWER_TIMEOUT_MS)
         page.get_by_text("Running").locator("..").get_by_text("0", exact=True).wait_for()
         if options.drafts:
