@@ -1,4 +1,4 @@
-"""Tokens have the CPU's experts on the GPU in software, and a pass that nobody observes starts no further kernel."""
+"""Tokens have the CPU's experts on the GPU in software, and an unobserved pass starts no further kernel."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _DENSE: Final = "the model has no experts"
 
 
 class RecordsSpans(Protocol):
-    """Records which lane does what in passes, while it is asked to."""
+    """Records the spans of all lanes in passes, while an observer asks for them."""
 
     def recording(self, num_passes: int) -> Recording:
         """Return the spans of the last passes. The first call begins to record them. Between passes."""

@@ -42,7 +42,7 @@ def observed_run(config: EngineConfig, submissions: Sequence[Submission]) -> See
 
 
 def plain_run(config: EngineConfig, submissions: Sequence[Submission]) -> dict[str, list[int]]:
-    """Return the tokens of these requests in an engine that nobody observes."""
+    """Return the tokens of these requests in an unobserved engine."""
     with closing(Engine.load(config)) as engine:
         return answers_of(engine, submissions)
 

@@ -1,4 +1,4 @@
-"""`GET /stats/experts` of a real server: what routers chose, in all ways in which tokens come to be computed."""
+"""`GET /stats/experts` of a real server: the choices of routers, however tokens are computed."""
 
 from __future__ import annotations
 

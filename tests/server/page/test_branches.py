@@ -85,7 +85,7 @@ def test_an_imported_copy_brings_a_deleted_branch_back(page, tree, tmp_path):
     page.get_by_label("Files to import").set_input_files(
         {"name": "copy.json", "mimeType": "", "buffer": content.encode()}
     )
-    expect(page.locator("#complaint")).not_to_be_empty()  # it tells that the file is read
+    expect(page.locator("#complaint")).not_to_be_empty()  # it reports that the file is read
     expect(names(page)).to_have_count(1)
     page.reload()
     button(page, "Branches").click()

@@ -98,7 +98,7 @@ SHIFTS = """() => new Promise((resolve) => {
 
 @pytest.mark.parametrize("width", [390, 1400])
 def test_nothing_moves_while_the_page_loads(app, serve, browser, width):
-    """Panels that will open have their room from the first paint on. 0.1 is good, by Google's Web Vitals."""
+    """Panels that will open take their space from the first paint on. 0.1 is good, by Google's Web Vitals."""
     context = browser.new_context(viewport={"width": width, "height": 900})
     page = context.new_page()
     page.goto(serve(app))

@@ -270,7 +270,7 @@ def test_the_share_of_other_programs_is_that_of_the_time_asked_about():
     )
     assert others.share_during(101.0, 109.0) == pytest.approx(0.5)
     assert others.share_during(111.0, 120.0) == 0.0
-    assert others.share_during(400.0, 410.0) is None  # nobody looked near it
+    assert others.share_during(400.0, 410.0) is None  # no look was near it
 
 
 @pytest.mark.slow

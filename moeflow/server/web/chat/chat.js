@@ -1,6 +1,6 @@
 // The conversation at work: asks for answers to one prompt at a time, and shows every turn as it stands.
-// Emits "change" for anything new, "saved" once stored, "begin" and "end" around the answers to a prompt (their messages in `detail`),
-// "refuse" with a notice for the user, and "announce" with a text for screen readers.
+// Emits "change" for anything new and "saved" once stored. "begin" and "end" enclose the answers to a prompt, which are in
+// `detail`. "refuse" has a notice for the user, and "announce" a text for screen readers.
 
 import { addStyles } from "../add_styles.js";
 import { Conversation } from "../conversations/conversation.js";
@@ -19,8 +19,8 @@ const SAVE_MS = 5000; // how often a running answer is saved
 
 export class Chat extends EventTarget {
   /** `log` is the element that holds the turns; `apiKey()` gives the key to send, `model()` the name to ask for,
-   *  `factsOf(name)` what is known of a model, `statusOf(name)` its state where the server has several, and
-   *  `secondModel()` the name of one to ask too, or null. `onCopy(text, button)` copies, `onRetryWith(turn)` lets the
+   *  `secondModel()` the name of one to ask too, or null. `factsOf(name)` gives the facts of a model, and `statusOf(name)`
+   *  its state where the server has several. `onCopy(text, button)` copies, `onRetryWith(turn)` lets the
    *  user choose other settings. `onWhy(requestId)` shows where the time of a request went, and `onExperts(requestId)` the
    *  experts of its tokens. */
   constructor({ log, server, settings, store, apiKey, model, factsOf, statusOf, secondModel, onCopy, onRetryWith, onWhy, onExperts }) {

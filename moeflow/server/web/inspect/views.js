@@ -1,10 +1,10 @@
 // The views of the inspector, in their order. Each module is loaded when its view is first opened.
 //
 // The default export of a module is a class:
-//   constructor(element, context)  builds its content in `element`; for `context` see app.js
-//   update(signal)                 asks the server and draws, each time anew after `static periodMs`
-//   open(argument)                 optional: shows one thing, such as a request by its id
-//   hide()                         optional: another view is shown now, or the inspector is closed
+//   constructor(element, context)  builds its content in `element`; for `context` see app.js.
+//   update(signal)                 asks the server and draws; called again after `static periodMs`.
+//   open(argument)                 shows one thing, such as a request by its id. Optional.
+//   hide()                         is called when another view opens, or the inspector closes. Optional.
 
 export const VIEWS = [
   { id: "experts", title: "Experts", load: () => import("./experts/experts_view.js") },
